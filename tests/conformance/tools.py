@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 import pytest
 
+from taskmill import codec
 from taskmill.clock import SECOND, Clock, ManualClock
 from taskmill.engine import Beat, Checkpoint, Claimed, Ending, Engine, Filter, Finished, Joining, Outcome, Room, Status, Submitted, Transaction
 from taskmill.engines import create
@@ -77,7 +77,7 @@ def needs(engine: Engine, feature: str) -> None:
 
 
 def encode(value: object) -> bytes:
-    return json.dumps(value).encode()
+    return codec.encode(value)
 
 
 def new(payload: object = None, **fields: Any) -> NewTask:

@@ -48,7 +48,7 @@ class Call(msgspec.Struct, kw_only=True, frozen=True, tag_field="event", omit_de
     ended: int | None = None
     process: int = 0
     number: int = 0
-    """Counts the calls of this recorder; the line of the invocation and the line of the answer carry the same."""
+    """Counts the calls of its process; the line of the invocation and the line of the answer carry the same."""
 
 
 class Submit(Call, frozen=True, tag="submit"):

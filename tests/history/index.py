@@ -113,7 +113,7 @@ class Lease:
         applied = [end(finish) for finish in self.finishes if finish.answer == "applied"]
         if not applied:
             return None
-        tried = [finish for finish in self.finishes if finish.began < min(applied)]
+        tried = [finish for finish in self.finishes if finish.began <= min(applied)]
         return Ending(tried[0].began, min(applied), frozenset(finish.outcome for finish in tried))
 
 
@@ -234,7 +234,7 @@ class Index:
             return
         for token in beat.kept:
             if token in self.by_token:
-                self.by_token[token].kept = beat.began
+                self.by_token[token].kept = max(self.by_token[token].kept, beat.began)
                 self.by_token[token].confirmed = max(self.by_token[token].confirmed, beat.began)
         for token in named - set(beat.gone):
             if token in self.by_token and end(beat) <= self._expiry(self.by_token[token]):
@@ -264,7 +264,7 @@ class Index:
         return max(lease.began, lease.confirmed, min(ends))
 
     def _expiry(self, lease: Lease) -> int:
-        return max(lease.began, lease.confirmed, lease.extended) + (self.bounds.lease or 0)
+        return max(lease.began, lease.kept, lease.extended) + (self.bounds.lease or 0)
 
     def _silent_end(self, lease: Lease) -> int:
         if self.bounds.lease is not None:

@@ -25,6 +25,7 @@ __all__ = ["Open", "Recorder", "load"]
 C = TypeVar("C", bound=Call)
 
 _encoder = msgspec.json.Encoder()
+_numbers = itertools.count(1)
 _decoder = msgspec.json.Decoder(Event)
 
 
@@ -46,7 +47,6 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._process = os.getpid()
-        self._numbers = itertools.count(1)
         self._clock = SystemClock()
 
     def __enter__(self) -> Self:
@@ -93,7 +93,7 @@ class Recorder:
         return begun
 
     def _stamp(self, call: C) -> C:
-        return msgspec.structs.replace(call, process=self._process, number=next(self._numbers), began=self._clock.monotonic())
+        return msgspec.structs.replace(call, process=self._process, number=next(_numbers), began=self._clock.monotonic())
 
     def _append(self, call: Call) -> None:
         line = _encoder.encode(call) + b"\n"

@@ -84,7 +84,7 @@ def lease_lost(index: Index) -> Iterator[Violation]:
         judged = [*lease.refused, *(lease.recovered if index.bounds.lease is not None else ())]
         if judged and min(end(call) for call in judged) < index.held_until(lease, judged=True):
             yield Violation(
-                "lease_lost", lease.task, f"token {lease.token} of {lease.worker}, last sign of life at {max(lease.began, lease.confirmed, lease.extended)}"
+                "lease_lost", lease.task, f"token {lease.token} of {lease.worker}, last sign of life at {max(lease.began, lease.kept, lease.extended)}"
             )
 
 

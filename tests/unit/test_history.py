@@ -256,7 +256,7 @@ def test_a_healthy_history_is_clean(history: list[Event], bounds: Bounds) -> Non
 
 def test_overlapping_calls_are_not_ordered() -> None:
     """The same calls that break a promise one after the other break none when they ran at once."""
-    together = [at(10, submit()), at(20, claim(1)), at(30, finish(1), 80), at(35, claim(2, attempt=2), 75)]
+    together: list[Event] = [at(10, submit()), at(20, claim(1)), at(30, finish(1), 80), at(35, claim(2, attempt=2), 75)]
     assert check(together, Bounds(lease=0)) == []
     apart = in_turn(submit(), claim(1), finish(1), claim(2, attempt=2))
     assert rules(apart) == {"terminal_left"}

@@ -1,0 +1,1 @@
+"""What one engine does beyond the contract; each has a folder."""

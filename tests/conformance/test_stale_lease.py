@@ -23,6 +23,12 @@ async def recovered(engine: Engine, clock: ManualClock, one: Worker, lease: Clai
     return lease
 
 
+async def poisoned(engine: Engine, clock: ManualClock, one: Worker, lease: Claimed) -> Claimed:
+    await lose(engine, clock)
+    assert await state(engine, lease.id) is State.DEAD
+    return lease
+
+
 async def running_elsewhere(engine: Engine, clock: ManualClock, one: Worker, lease: Claimed) -> Claimed:
     await lose(engine, clock)
     await (await worker(engine)).claim_one()
@@ -69,6 +75,7 @@ async def of_another_task(engine: Engine, clock: ManualClock, one: Worker, lease
 
 FATES: list[Fate] = [
     recovered,
+    poisoned,
     running_elsewhere,
     released_and_taken_again_by_itself,
     given_back_by_a_beat,
@@ -82,6 +89,7 @@ FATES: list[Fate] = [
 
 ALREADY_SO = {
     (recovered, Ending.CRASHED),
+    (poisoned, Ending.CRASHED),
     (running_elsewhere, Ending.CRASHED),
     (released_and_taken_again_by_itself, Ending.RELEASED),
     (given_back_by_a_beat, Ending.RELEASED),
@@ -94,7 +102,7 @@ fates = pytest.mark.parametrize("fate", FATES, ids=lambda fate: fate.__name__)
 
 async def stale_lease(engine: Engine, clock: ManualClock, fate: Fate) -> Claimed:
     one = await worker(engine)
-    await submit_one(engine)
+    await submit_one(engine, max_crashes=0 if fate is poisoned else 3)
     await pass_time(engine, clock, 1, one)
     return await fate(engine, clock, one, await one.claim_one())
 
@@ -200,11 +208,12 @@ async def test_an_end_is_absorbing(engine: Engine, clock: ManualClock, first: En
     before = await record(engine, id)
     clock.advance(1)
     follower = new("then")
-    await one.finish(task, ending=second, result=b'"second"', signals=("go",), then=(follower,))
+    answer = await one.finish(task, ending=second, result=b'"second"', signals=("go",), then=(follower,))
     assert await record(engine, id) == before
     assert len(await engine.attempts(id)) == 1
     if second is not first:
-        assert await engine.get([follower.id]) == (None,)
+        assert [refused.code for refused in answer.refused] == ["stale_lease"]
+    assert await engine.get([follower.id]) == (None,)
     assert [refused.code for refused in await engine.checkpoint([step(task, "late", 1)])] == ["stale_lease"]
     assert await one.claim(10) == []
 
@@ -264,6 +273,18 @@ async def test_a_repeat_of_an_applied_outcome_after_the_task_has_moved_on(engine
     assert (await engine.finish([applied])).refused == ()
     assert await record(engine, id) == before
     await two.done(second)
+
+
+@pytest.mark.parametrize("first", [Ending.RETRY, Ending.SNOOZED, Ending.CRASHED, Ending.WAITING, Ending.RELEASED])
+async def test_a_lease_ends_in_one_way_only(engine: Engine, first: Ending) -> None:
+    """Whoever completes in a transaction of its own must hear that its attempt was ended as crashed before."""
+    one = await worker(engine)
+    id = await submit_one(engine)
+    [task] = await one.claim()
+    await one.done(task, ending=first, after=SECOND, signals=("go",) if first is Ending.WAITING else ())
+    before = await record(engine, id)
+    assert [refused.code for refused in (await one.finish(task)).refused] == ["stale_lease"]
+    assert await record(engine, id) == before
 
 
 async def test_an_old_version_changes_nothing(engine: Engine) -> None:

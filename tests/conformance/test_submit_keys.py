@@ -7,7 +7,7 @@ from collections import Counter
 
 from taskmill.clock import MINUTE, SECOND, ManualClock
 from taskmill.engine import Ending, Engine, Status, Target
-from taskmill.task import Gone, Priority, State, TypeSettings, Unique
+from taskmill.task import Edge, Gone, Priority, State, TypeSettings, Unique
 from tests.conformance.tools import (
     TYPE,
     Store,
@@ -15,6 +15,7 @@ from tests.conformance.tools import (
     encode,
     new,
     record,
+    state,
     submit,
     submit_one,
     worker,
@@ -117,6 +118,20 @@ async def test_unique_replace_changes_the_holder_in_place(engine: Engine, clock:
     assert await one.claim() == []
     clock.advance(5)
     assert (await one.claim_one()).payload == encode(2)
+
+
+async def test_unique_replace_of_a_waiting_holder_lets_it_wait(engine: Engine) -> None:
+    one = await worker(engine)
+    child = await submit_one(engine, "child")
+    first = await submit_one(engine, 1, unique=Unique("u"), edges=(Edge(child),))
+    [answer] = await engine.submit([new(2, unique=Unique("u", on_conflict="replace"))])
+    assert (answer.status, answer.id) == (Status.REPLACED, first)
+    assert await state(engine, first) is State.WAITING
+    [claimed] = await one.claim(10)
+    assert claimed.id == child
+    await one.done(claimed)
+    [claimed] = await one.claim(10)
+    assert (claimed.id, claimed.payload) == (first, encode(2))
 
 
 async def test_unique_replace_of_a_running_holder_is_a_conflict(engine: Engine) -> None:

@@ -313,3 +313,53 @@ async def test_a_broken_seal_with_nothing_open_makes_ready(engine: Engine) -> No
     parent = await submit_one(engine, sealed=True)
     await engine.submit([], unseal=[parent])
     assert await state(engine, parent) is State.PENDING
+
+
+async def test_a_parent_of_the_same_batch_needs_no_seal(engine: Engine) -> None:
+    one = await worker(engine)
+    parent = new("parent")
+    children = [new(n, parent=Edge(parent.id)) for n in range(2)]
+    await submit(engine, children[0], parent, children[1])
+    assert await state(engine, parent.id) is State.WAITING
+    await one.done(*await one.claim(10))
+    assert ids_of(await one.claim(10)) == [parent.id]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_parent_that_was_there_before_takes_no_child_without_a_seal(engine: Engine, ended: bool) -> None:
+    one = await worker(engine)
+    parent, child = new("parent"), new("child")
+    await submit(engine, parent)
+    if ended:
+        await one.done(await one.claim_one())
+    before = await record(engine, parent.id)
+    child = new("child", parent=Edge(parent.id))
+    answers = await engine.submit([parent, child])
+    assert answers[0].status is Status.DUPLICATE
+    assert refusal(answers[1]) == "no_seal"
+    assert await record(engine, parent.id) == before
+    assert await engine.get([child.id]) == (None,)
+
+
+async def test_the_parent_of_a_child_is_the_first_of_its_key(engine: Engine) -> None:
+    first = await submit_one(engine, "parent", idempotency_key="k", sealed=True)
+    duplicate = new("parent", idempotency_key="k", sealed=True)
+    child = new("child", parent=Edge(duplicate.id))
+    answers = await engine.submit([duplicate, child])
+    assert (answers[0].id, accepted(answers[1])) == (first, child.id)
+    assert [edge.task for edge in await engine.edges(first)] == [child.id]
+
+
+async def test_tasks_that_wait_for_each_other_are_refused(engine: Engine) -> None:
+    one, two = new_id(), new_id()
+    alone = new("alone")
+    answers = await engine.submit([new(id=one, edges=(Edge(two),)), new(id=two, edges=(Edge(one),)), alone])
+    assert [refusal(answer) for answer in answers[:2]] == ["cycle", "cycle"]
+    assert [task.id for task in await all_tasks(engine)] == [alone.id]
+
+
+async def test_what_waits_for_a_refused_task_is_refused(engine: Engine) -> None:
+    bad = new(queue="Not A Name")
+    answers = await engine.submit([new("parent", edges=(Edge(bad.id),)), bad])
+    assert [refusal(answer) for answer in answers] == ["unknown_edge", "invalid_name"]
+    assert await all_tasks(engine) == []

@@ -8,7 +8,7 @@ from taskmill.clock import ManualClock
 from taskmill.engine import Changed, Ending, Engine, Filter, Target
 from taskmill.task import State, Unique, new_id
 from tests.conformance.tools import accepted, ids_of, lose, new, outcome, record, state, states, submit, submit_many, submit_one, worker
-from tests.conformance.tools_b import ENDED, NOT_RUNNING, make, make_unwinding, seen, the_only
+from tests.conformance.tools_b import NOT_RUNNING, make, make_unwinding, seen, the_only
 
 
 @pytest.mark.parametrize("now", NOT_RUNNING)
@@ -38,7 +38,7 @@ async def test_the_worker_of_a_running_task_is_told(engine: Engine) -> None:
     assert made.claimed
     target = await seen(engine, made.id)
     changed = the_only(await engine.cancel([target]))
-    assert (changed.done, changed.requested, changed.state, changed.code) == (False, True, State.RUNNING, None)
+    assert (changed.done, changed.requested, changed.state, changed.code) == (True, True, State.RUNNING, None)
     task = await record(engine, made.id)
     assert (task.state, task.cancel_requested, task.version) == (State.RUNNING, True, changed.version)
     assert (await made.holder.beat()).cancelled == (made.id,)
@@ -62,12 +62,20 @@ async def test_a_cancel_requested_of_a_task_that_its_worker_gives_back(engine: E
     assert await state(engine, made.id) is State.CANCELLED
 
 
-@pytest.mark.parametrize("now", ENDED)
+@pytest.mark.parametrize("now", [State.COMPLETED, State.DEAD])
 async def test_an_ended_task_stays_as_it_is(engine: Engine, now: State) -> None:
     made = await make(engine, now)
     before = await record(engine, made.id)
     changed = the_only(await engine.cancel([Target(made.id)]))
     assert (changed.done, changed.requested, changed.state, changed.code) == (False, False, now, "terminal")
+    assert await record(engine, made.id) == before
+
+
+async def test_a_cancelled_task_may_be_cancelled_again(engine: Engine) -> None:
+    made = await make(engine, State.CANCELLED)
+    before = await record(engine, made.id)
+    changed = the_only(await engine.cancel([Target(made.id)]))
+    assert (changed.done, changed.requested, changed.state, changed.code) == (True, False, State.CANCELLED, None)
     assert await record(engine, made.id) == before
 
 
@@ -112,7 +120,7 @@ async def test_what_must_unwind_becomes_ready(engine: Engine, ending: Ending) ->
     assert made.claimed
     await made.holder.done(made.claimed, ending=ending, after=10**9, signals=("go",) if ending is Ending.WAITING else ())
     changed = the_only(await engine.cancel([await seen(engine, made.id)]))
-    assert (changed.requested or changed.done, changed.code, changed.state) == (True, None, State.PENDING)
+    assert (changed.done, changed.requested, changed.code, changed.state) == (True, False, None, State.PENDING)
     task = await record(engine, made.id)
     assert (task.state, task.must_end, task.cancel_requested) == (State.PENDING, "cancelled", False)
     again = await made.holder.claim_one()
@@ -160,7 +168,7 @@ async def test_by_filter_tells_each_task_once(engine: Engine) -> None:
             break
     assert sorted(changed.task for changed in told) == sorted([*wanted, running.id])
     assert {changed.task: changed.requested for changed in told}[running.id]
-    assert sum(changed.done for changed in told) == 25
+    assert sum(changed.done and not changed.requested for changed in told) == 25
 
 
 async def test_by_filter_of_a_state(engine: Engine) -> None:

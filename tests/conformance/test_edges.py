@@ -279,9 +279,18 @@ async def test_a_requeued_child_lets_its_edge_fall_no_second_time(engine: Engine
     await hand.done(claimed[first.id], result=b'"again"')
     task = await record(engine, parent.id)
     assert (task.state, task.open_edges) == (State.WAITING, 1)
-    assert [(edge.outcome, edge.result) for edge in await engine.edges(parent.id)][1] == (None, None)
+    assert [(edge.outcome, edge.result) for edge in await engine.edges(parent.id)] == [(State.COMPLETED, b"1"), (None, None)]
     await hand.done(claimed[second.id])
-    assert await state(engine, parent.id) is State.PENDING
+    assert [edge.result for edge in (await hand.claim_one()).results] == [b"1", None]
+
+
+async def test_a_child_that_is_open_again_keeps_its_first_result_for_its_parent(engine: Engine) -> None:
+    child = await make(engine, State.COMPLETED)
+    parent = after(child.id)
+    await submit(engine, parent)
+    await engine.requeue([Target(child.id)])
+    claimed = await (await worker(engine)).claim_one()
+    assert [(edge.outcome, edge.result) for edge in claimed.results] == [(State.COMPLETED, b'"made"')]
 
 
 async def test_a_requeued_child_does_not_wake_a_parent_that_ended(engine: Engine) -> None:

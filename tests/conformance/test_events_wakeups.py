@@ -12,8 +12,8 @@ import pytest
 from taskmill.clock import ManualClock
 from taskmill.engine import Ending, Engine, Target
 from taskmill.events import Event, Kind
-from taskmill.task import State, new_id
-from tests.conformance.tools import Store, new, record, submit, submit_many, submit_one, worker
+from taskmill.task import Progress, State, new_id
+from tests.conformance.tools import Store, new, record, step, submit, submit_many, submit_one, worker
 from tests.conformance.tools_b import guarded, led, make
 
 FLOOD = 12_000
@@ -130,6 +130,21 @@ async def test_the_ends_that_nobody_worked_for(engine: Engine, store: Store) -> 
         heard_cancelled, heard_dead = listener.of(cancelled), listener.of(dead.id)
     assert heard_cancelled == [(Kind.SUBMITTED, 1), (Kind.CANCELLED, 2)]
     assert heard_dead == [(Kind.SUBMITTED, 1), (Kind.STARTED, 2), (Kind.DEAD, 3), (Kind.READY, 4)]
+
+
+async def test_every_change_of_the_version_is_told(engine: Engine, store: Store) -> None:
+    """A listener that sees a gap must take it for a loss; so there is none, whatever raised the version."""
+    other = await store.engine()
+    async with listening(engine, other) as listener:
+        made = await make(other, State.RUNNING)
+        assert made.claimed
+        await other.signal(made.id, "go", b"1", new_id())
+        assert await other.checkpoint([step(made.claimed, "one", 1, progress=Progress(0.5))]) == ()
+        await other.cancel([Target(made.id)])
+        await made.holder.done(made.claimed, ending=Ending.RELEASED)
+        await listener.until(Kind.CANCELLED, made.id)
+        versions = [version for _, version in listener.of(made.id)]
+    assert sorted(set(versions)) == list(range(1, versions[-1] + 1))
 
 
 async def test_what_is_no_task_is_told_too(engine: Engine, store: Store) -> None:

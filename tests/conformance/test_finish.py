@@ -329,7 +329,7 @@ async def test_another_ending_after_the_end_changes_nothing(engine: Engine) -> N
     assert (task.state, task.result, task.error) == (State.COMPLETED, b"1", None)
 
 
-@pytest.mark.parametrize("ending", list(Ending))
+@pytest.mark.parametrize("ending", [ending for ending in Ending if ending is not Ending.CRASHED])
 async def test_a_lost_lease_writes_nothing(engine: Engine, clock: ManualClock, ending: Ending) -> None:
     made = await make(engine, State.RUNNING)
     assert made.claimed

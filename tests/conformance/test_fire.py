@@ -110,6 +110,13 @@ async def test_overlap_replace_repeated_does_not_cancel_its_own(engine: Engine) 
     assert await state(engine, task.id) is State.PENDING
 
 
+async def test_a_task_that_is_refused_is_told(engine: Engine) -> None:
+    """Otherwise a schedule of a type that nobody knows would fire into nothing for ever."""
+    version, term = await scheduled(engine), await led(engine)
+    fired = await fire(engine, version, term, new(type="unknown", queue=None), new())
+    assert [answer.status is Status.REFUSED for answer in fired.tasks] == [True, False]
+
+
 async def test_an_unknown_schedule(engine: Engine) -> None:
     with pytest.raises(NotFound):
         await engine.fire("nobody", 1, [new()], None, await led(engine))

@@ -150,8 +150,24 @@ async def test_a_schedule_that_its_app_no_longer_declares_is_orphaned(engine: En
     assert await orphans(engine) == set()
 
 
+async def test_an_older_worker_that_starts_late_brings_no_orphan_back(engine: Engine) -> None:
+    """In a rolling deployment the old version still starts workers after the new one has joined."""
+    hourly = {"hourly": b'{"cron": "0 * * * *"}'}
+    await worker(engine, schedules=hourly, app="shop", version=2)
+    await worker(engine, schedules={}, app="shop", version=3)
+    await worker(engine, schedules=hourly, app="shop", version=2)
+    assert await orphans(engine) == {"hourly"}
+
+
+async def test_what_an_operator_paused_stays_paused_when_code_declares_it(engine: Engine) -> None:
+    await engine.put("pause", "schedule:daily", b'{"reason": "holiday"}')
+    await worker(engine, schedules={"daily": b'{"cron": "0 9 * * *"}'}, app="shop", version=1)
+    assert [(each.name, each.operator) for each in await engine.items("pause")] == [("schedule:daily", True)]
+
+
 async def orphans(engine: Engine) -> set[str]:
-    return {each.name for each in await engine.items("schedule") if decoded(each.value).get("paused") == "orphaned"}
+    paused = {each.name.removeprefix("schedule:"): decoded(each.value).get("reason") for each in await engine.items("pause")}
+    return {each.name for each in await engine.items("schedule") if paused.get(each.name) == "orphaned"}
 
 
 async def test_a_limit_is_obeyed_by_the_next_claim(engine: Engine, store: Store) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from taskmill.clock import MILLISECOND, SECOND, ManualClock
 from taskmill.engine import Engine
-from taskmill.errors import TaskmillError
+from taskmill.errors import InvalidInput, TaskmillError
 from taskmill.task import new_id
 from tests.conformance.tools import Store, submit_many, worker
 from tests.conformance.tools_b import guarded
@@ -43,10 +43,12 @@ async def test_at_retry_at_there_is_room(engine: Engine, clock: ManualClock) -> 
     clock.advance("300ms")
     assert (await engine.take("api", 2, new_id())).granted
     for n in (1, 3):
-        refused = await engine.take("api", n, new_id())
-        assert refused.retry_at is not None
-        clock.advance((refused.retry_at - clock.now()) / SECOND)
-        assert (await engine.take("api", n, new_id())).granted
+        start = clock.now()
+        while not (answer := await engine.take("api", n, new_id())).granted:
+            assert answer.retry_at is not None
+            assert answer.retry_at > clock.now()
+            clock.advance((answer.retry_at - clock.now()) / SECOND)
+        assert start < clock.now() <= start + SECOND
 
 
 async def test_a_repeat_counts_once_and_answers_the_same(engine: Engine, clock: ManualClock) -> None:
@@ -91,10 +93,19 @@ async def test_an_unknown_limit(engine: Engine) -> None:
     assert caught.value.code == "unknown_limit"
 
 
-async def test_a_limit_without_a_rate_always_has_room(engine: Engine) -> None:
+async def test_a_limit_without_a_rate_cannot_be_asked(engine: Engine) -> None:
     await engine.put("limit", "cap-only", b'{"cap": 1}')
-    for _ in range(5):
-        assert (await engine.take("cap-only", 1, new_id())).granted
+    with pytest.raises(TaskmillError) as caught:
+        await engine.take("cap-only", 1, new_id())
+    assert caught.value.code == "unknown_limit"
+
+
+@pytest.mark.parametrize("n", [0, -1, 4])
+async def test_what_could_never_be_granted_is_refused(engine: Engine, n: int) -> None:
+    await engine.put("limit", "api", RATE)
+    with pytest.raises(InvalidInput):
+        await engine.take("api", n, new_id())
+    assert (await engine.take("api", 3, new_id())).granted
 
 
 async def test_of_many_callers_at_once_as_many_as_the_rate(engine: Engine, store: Store) -> None:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from taskmill.clock import HOUR
 from taskmill.engine import Changed, Changes, Claimed, Ending, Engine, Item, Target, Term
-from taskmill.task import State
-from tests.conformance.tools import Worker, new, record, step, submit
+from taskmill.task import Edge, NewTask, OnFailure, State
+from tests.conformance.tools import Worker, new, record, step, submit, worker
 
 T = TypeVar("T")
 
@@ -111,3 +111,16 @@ async def item(engine: Engine, kind: str, name: str) -> Item | None:
 
 def decoded(data: bytes) -> Any:
     return json.loads(data)
+
+
+def after(*children: NewTask | str, on_failure: OnFailure = OnFailure.CANCEL, **fields: object) -> NewTask:
+    """A task that waits for these."""
+    return new(**{"edges": tuple(Edge(child if isinstance(child, str) else child.id, on_failure) for child in children), **fields})
+
+
+async def finish_next(engine: Engine, ending: Ending = Ending.COMPLETED, **fields: object) -> str:
+    """The next ready task runs and ends."""
+    hand = await worker(engine)
+    claimed = await hand.claim_one()
+    await hand.done(claimed, ending=ending, **fields)
+    return claimed.id

@@ -87,7 +87,6 @@ def test_what_is_not_even_a_text_is_refused(value: Any) -> None:
         duration(value)
 
 
-@pytest.mark.xfail(raises=(OverflowError, ValueError), reason="a number past what a float holds, or of more than 4,300 digits, is not refused by name yet")
 @pytest.mark.parametrize("value", [1e305, -1e305, "9" * 400 + "d", 10**5000], ids=["float", "negative", "text", "digits"])
 def test_a_number_past_all_bounds_is_refused(value: str | float) -> None:
     with pytest.raises(InvalidInput):
@@ -201,7 +200,6 @@ class _Nowhere(dt.tzinfo):
 UNUSABLE = [None, 1.5, dt.date(2026, 1, 1), 10**5000, dt.datetime(2026, 1, 1, tzinfo=_Nowhere())]
 
 
-@pytest.mark.xfail(raises=(AttributeError, TypeError, ValueError), reason="values of other kinds are not refused by name yet")
 @pytest.mark.parametrize("value", UNUSABLE, ids=["none", "float", "date", "digits", "zone"])
 def test_what_is_not_even_a_time_is_refused(value: Any) -> None:
     with pytest.raises(InvalidInput):

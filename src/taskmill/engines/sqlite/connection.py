@@ -1,0 +1,193 @@
+"""Connections to the file, the fair write lock beside it, and what is refused before anything is touched."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+
+from taskmill.engine import Durability
+from taskmill.engines.sqlite.sql import Database
+from taskmill.errors import AnswerLost, StoreError, TaskmillError, WrongStore
+
+__all__ = ["WriteLock", "check_path", "connect", "translate"]
+
+FIXED_WAL_RESET = (3, 51, 3)
+"""Before it, a WAL that is reset at the wrong moment can corrupt the file."""
+
+NETWORK = {
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb2",
+    "smb3",
+    "smbfs",
+    "fuse.sshfs",
+    "fuse.glusterfs",
+    "fuse.cephfs",
+    "ceph",
+    "glusterfs",
+    "lustre",
+    "afs",
+    "9p",
+    "ncpfs",
+    "ocfs2",
+    "gfs2",
+}
+"""File systems on which neither locks nor the shared memory of the WAL are what SQLite needs."""
+
+
+def check_path(path: Path) -> None:
+    """Refuse what cannot hold a store, with the remedy, and leave it as it is."""
+    if path.is_dir():
+        raise WrongStore(f"{path} is a directory", code="path_is_directory", field="url", hint=f"name a file in it, for example {path / 'taskmill.db'}")
+    folder = path.parent
+    if not folder.is_dir():
+        raise WrongStore(f"the directory {folder} does not exist", code="no_directory", field="url", hint=f"make it first: mkdir -p {folder}")
+    kind = _file_system(folder)
+    if kind in NETWORK:
+        raise WrongStore(
+            f"{path} is on a network mount ({kind})",
+            code="network_mount",
+            field="url",
+            hint="SQLite needs a local disk; across machines use postgresql:// or redis://",
+        )
+    if path.exists():
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise WrongStore(f"{path} is not a regular file", code="not_a_file", field="url")
+        if not (os.access(path, os.W_OK) and os.access(folder, os.W_OK)) or _mounted_read_only(folder):
+            raise WrongStore(f"{path} is read-only", code="read_only", field="url", hint="give this user the right to write to it and to its directory")
+    elif not os.access(folder, os.W_OK) or _mounted_read_only(folder):
+        raise WrongStore(f"the directory {folder} is read-only", code="read_only", field="url", hint="give this user the right to write to it")
+
+
+def _mounted_read_only(folder: Path) -> bool:
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
+def _file_system(folder: Path) -> str:
+    """The type of the mount that holds a directory; empty where the system does not tell."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    best, kind = "", ""
+    where = f"{folder.resolve()}/"
+    for line in lines:
+        _, mount, type_name, *_ = line.split(" ")
+        mount = mount.replace("\\040", " ")
+        if where.startswith(mount.rstrip("/") + "/") and len(mount) >= len(best):
+            best, kind = mount, type_name
+    return kind
+
+
+def connect(path: Path, *, durability: Durability, busy_timeout: int, vfs: str | None = None, read_only: bool = False) -> Database:
+    flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+    try:
+        connection = apsw.Connection(str(path), flags=flags, vfs=vfs, statementcachesize=256)
+        connection.set_busy_handler(_patience(busy_timeout))
+        connection.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
+        for pragma in _pragmas(durability, read_only):
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+    except apsw.Error as error:
+        raise translate(error, str(path)) from None
+    return connection
+
+
+def _pragmas(durability: Durability, read_only: bool) -> list[str]:
+    """Each on its own, and each answer fetched: a statement that is not read to its end has not run."""
+    synchronous = "NORMAL" if durability is Durability.LOCAL else "FULL"
+    shared = ["temp_store = MEMORY", "cache_size = -65536", "mmap_size = 268435456"]
+    if read_only:
+        return shared
+    return ["journal_mode = WAL", f"synchronous = {synchronous}", "wal_autocheckpoint = 4000", *shared]
+
+
+def _patience(busy_timeout: int) -> Callable[[int], bool]:
+    """Wait for somebody else's lock in short jittered sleeps. (SQLite's own handler sleeps ever longer and starves the patient.)"""
+    began = 0.0
+
+    def wait(calls: int) -> bool:
+        nonlocal began
+        if calls == 0:
+            began = time.monotonic()
+        if time.monotonic() - began > busy_timeout / 1e6:
+            return False
+        time.sleep(random.uniform(0.0002, 0.001))
+        return True
+
+    return wait
+
+
+class WriteLock:
+    """Writers of all processes in turn.
+
+    Two locks in a row: whoever holds the first is next for the second and no one can overtake it, so a process that has just written must wait for those
+    that came while it did. It only keeps order; what keeps writers apart is SQLite's own lock, which a program without this one takes too.
+    """
+
+    def __init__(self, folder: Path, busy_timeout: int) -> None:
+        self._turn = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        self._write = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._busy_timeout = busy_timeout / 1e6
+
+    def acquire(self) -> None:
+        deadline = time.monotonic() + self._busy_timeout
+        self._take(self._turn, deadline)
+        try:
+            self._take(self._write, deadline)
+        finally:
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+    def _take(self, fd: int, deadline: float) -> None:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise _busy() from None
+                time.sleep(random.uniform(0.0001, 0.0004))
+            else:
+                return
+
+    def release(self) -> None:
+        fcntl.flock(self._write, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._turn)
+        os.close(self._write)
+
+
+def _busy() -> StoreError:
+    return StoreError(
+        "another program has been writing to the store all this time",
+        code="store_busy",
+        hint="look for a transaction left open; nothing was written, ask again",
+    )
+
+
+def translate(error: apsw.Error, path: str = "the store") -> TaskmillError:
+    """SQLite's errors in the words of this product."""
+    text = str(error)
+    match error:
+        case apsw.BusyError() | apsw.LockedError():
+            return _busy()
+        case apsw.FullError():
+            return StoreError("the disk is full", code="disk_full", hint="free some space; nothing was written, ask again")
+        case apsw.NotADBError():
+            return WrongStore(f"{path} is not a SQLite database", code="not_a_database", field="url", hint="name another file; this one was left as it is")
+        case apsw.CorruptError():
+            return WrongStore(f"{path} is damaged: {text}", code="damaged_store", hint="restore it from a backup; `taskmill db verify` tells more")
+        case apsw.ReadOnlyError():
+            return WrongStore(f"{path} is read-only", code="read_only", field="url", hint="give this user the right to write to it")
+        case apsw.CantOpenError():
+            return WrongStore(f"{path} cannot be opened: {text}", code="cannot_open", field="url", hint="check the path and its rights")
+        case apsw.IOError():
+            return AnswerLost(f"the disk did not take the write: {text}", code="disk_error", hint="it may have been applied: ask again")
+    return StoreError(f"SQLite refused the step: {text}", code="store_error")

@@ -1,0 +1,417 @@
+"""The embedded engine: one SQLite file, any number of processes, nothing to install.
+
+Every write is a step on the one writer thread of this process (`writer`), every inspection a read on its own connection, every beat a write to the live file.
+What a verb does lies in the file of its name; here each is handed to its thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TypeVar
+
+import apsw
+
+from taskmill.clock import SECOND, Clock, SystemClock
+from taskmill.engine import (
+    DEFAULT_RETENTION,
+    EVERYTHING,
+    Beat,
+    Changes,
+    Checkpoint,
+    Claim,
+    Count,
+    Durability,
+    Entry,
+    Features,
+    Filter,
+    Finding,
+    Finished,
+    Fired,
+    Item,
+    Joining,
+    Moved,
+    Outcome,
+    Page,
+    Record,
+    Refusal,
+    Retention,
+    Room,
+    Submitted,
+    Taken,
+    Target,
+    Term,
+    Transaction,
+)
+from taskmill.engines.sqlite import admin, finish, inspect, migrate, recover, settings, submit
+from taskmill.engines.sqlite.check import check
+from taskmill.engines.sqlite.claim import claim
+from taskmill.engines.sqlite.connection import WriteLock, check_path, connect, translate
+from taskmill.engines.sqlite.live import Live
+from taskmill.engines.sqlite.sql import Database
+from taskmill.engines.sqlite.step import Step
+from taskmill.engines.sqlite.transaction import Tx, writable
+from taskmill.engines.sqlite.waiting import Waiters, listen
+from taskmill.engines.sqlite.wake import Waker, hints
+from taskmill.engines.sqlite.writer import Session, Writer
+from taskmill.errors import Conflict, StaleLease, StoreError
+from taskmill.events import Event
+from taskmill.task import Attempt, EdgeResult, Gone, NewTask, State, Task, check_id, check_key, check_name, new_id, sequence_of
+
+__all__ = ["SQLiteEngine"]
+
+Answer = TypeVar("Answer")
+
+COUNTS_AGE = 5 * SECOND
+
+_inside: contextvars.ContextVar[Tx | None] = contextvars.ContextVar("taskmill_transaction", default=None)
+
+
+class SQLiteEngine:
+    """A store in one file. `path` None: a private one that vanishes with the engine, for tests."""
+
+    features = Features(name="sqlite", user_transactions=True)
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        clock: Clock | None = None,
+        durability: Durability = Durability.FSYNC,
+        busy_timeout: int = 30 * SECOND,
+        lease: int = 4 * SECOND,
+        term: int = 4 * SECOND,
+        vfs: str | None = None,
+    ) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self.durability = durability
+        self._private = path is None
+        self._given = path
+        self._busy_timeout = busy_timeout
+        self._lease = lease
+        self._term = term
+        self._vfs = vfs
+        self._open = False
+        self._counts: tuple[int, tuple[Count, ...]] | None = None
+
+    # Coming and going
+
+    async def open(self) -> None:
+        if not self._open:
+            await asyncio.to_thread(self._open_files)
+            self._waiters = Waiters(self._read, self._waker)
+            self._open = True
+
+    def _open_files(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="taskmill-", dir=_memory())) / "taskmill.db" if self._given is None else self._given.absolute()
+        check_path(self.path)
+        self._run = Path(f"{self.path}-run")
+        session = self._session(first=True)
+        self._reader_db = self._connect(read_only=True)
+        self._live = Live(Path(f"{self.path}-live"), self.clock, self._busy_timeout, self._vfs)
+        self._waker = Waker(self._run)
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="taskmill-reader")
+        self._live_thread = ThreadPoolExecutor(1, thread_name_prefix="taskmill-live")
+        self._user_thread = ThreadPoolExecutor(8, thread_name_prefix="taskmill-transaction")
+        self._writer = Writer(session)
+
+    def _session(self, *, first: bool = False) -> Session:
+        connection = self._connect()
+        if first:
+            try:
+                migrate.migrate(connection, self.clock)
+            except apsw.Error as error:
+                raise translate(error, str(self.path)) from None
+        self._run.mkdir(exist_ok=True)
+        return Session(connection, WriteLock(self._run, self._busy_timeout), self.clock, self._committed)
+
+    def _connect(self, *, read_only: bool = False) -> Database:
+        return connect(self.path, durability=self.durability, busy_timeout=self._busy_timeout, vfs=self._vfs, read_only=read_only)
+
+    def _committed(self, step: Step) -> None:
+        """Tell those who wait for what this commit brought."""
+        kinds = {kind for kind, happened in (("work", step.woke), ("wait", step.ended), ("events", step.has_events)) if happened}
+        if kinds:
+            self._waker.wake(kinds)
+
+    async def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        await self._waiters.close()
+        await self._writer.close()
+        await asyncio.to_thread(self._close_files)
+
+    def _close_files(self) -> None:
+        for pool in (self._reader, self._live_thread, self._user_thread):
+            pool.shutdown()
+        self._live.close()
+        self._reader_db.close()
+        self._waker.close()
+        if self._private:
+            shutil.rmtree(self.path.parent, ignore_errors=True)
+
+    async def migrate(self) -> tuple[str, ...]:
+        return tuple(await asyncio.to_thread(self._migrate))
+
+    def _migrate(self) -> list[str]:
+        check_path(self.path)
+        with contextlib.closing(self._connect()) as connection:
+            return migrate.migrate(connection, self.clock)
+
+    async def check(self) -> tuple[Finding, ...]:
+        return await self._read(lambda db: check(db, self.path, self.durability))
+
+    def new_id(self, queue: str) -> str:
+        return new_id()
+
+    # The three threads
+
+    async def _write(self, step: Callable[[Step], Answer]) -> Answer:
+        self._check_open()
+        return await self._writer.run(step)
+
+    async def _read(self, read: Callable[[Database], Answer]) -> Answer:
+        self._check_open()
+        return await self._in(self._reader, lambda: read(self._reader_db))
+
+    async def _live_do(self, do: Callable[[Live], Answer]) -> Answer:
+        self._check_open()
+        return await self._in(self._live_thread, lambda: do(self._live))
+
+    async def _in(self, pool: ThreadPoolExecutor, do: Callable[[], Answer]) -> Answer:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, do)
+        except apsw.Error as error:
+            raise translate(error, str(self.path)) from None
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreError("the engine is not open", code="closed", hint="await engine.open() first")
+        inside = _inside.get()
+        if inside is not None and inside.open and inside.engine is self:
+            raise Conflict(
+                "this would wait for the transaction it stands in",
+                code="inside_transaction",
+                hint="pass tx= to submit and finish, or ask after the transaction",
+            )
+
+    # Transactions
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        return self._transaction()
+
+    @contextlib.asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Tx]:
+        self._check_open()
+        session = await self._in(self._user_thread, self._begin)
+        tx = Tx(self, session)
+        token = _inside.set(tx)
+        try:
+            yield tx
+        except BaseException:
+            tx.open = False
+            await self._in(self._user_thread, session.rollback)
+            raise
+        else:
+            tx.open = False
+            await self._in(self._user_thread, tx.commit)
+        finally:
+            _inside.reset(token)
+            await self._in(self._user_thread, session.close)
+
+    def _begin(self) -> Session:
+        session = self._session()
+        try:
+            session.begin()
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    # A task's life
+
+    async def submit(
+        self,
+        tasks: Sequence[NewTask],
+        *,
+        unseal: Sequence[str] = (),
+        reserved: bool = False,
+        durability: Durability | None = None,
+        tx: Transaction | None = None,
+    ) -> tuple[Submitted, ...]:
+        sequence_of(tasks)
+        if tx is not None:
+            return tuple(submit.submit(writable(tx, self), tasks, unseal=unseal, reserved=reserved, durability=self.durability))
+        self._check_open()
+        if unseal or reserved:
+            return tuple(await self._write(lambda step: submit.submit(step, tasks, unseal=unseal, reserved=reserved, durability=self.durability)))
+        return tuple(await self._writer.submit(tasks, self.durability))
+
+    async def claim(self, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
+        for queue in queues:
+            check_name(queue, "queues")
+        return await self._write(lambda step: claim(step, worker, request, queues, room))
+
+    async def finish(self, outcomes: Sequence[Outcome], *, tx: Transaction | None = None) -> Finished:
+        finish.check_outcomes(outcomes)
+        if tx is None:
+            return await self._write(lambda step: finish.finish(step, outcomes))
+        finished = finish.finish(writable(tx, self), outcomes)
+        if finished.refused:
+            raise StaleLease(finished.refused[0].message, hint="the transaction is rolled back with it")
+        return finished
+
+    async def checkpoint(self, entries: Sequence[Checkpoint]) -> tuple[Refusal, ...]:
+        return await self._write(lambda step: finish.checkpoint(step, entries))
+
+    async def signal(self, task: str, name: str, data: bytes, id: str) -> int:
+        check_name(name, "name")
+        check_key(id, "id")
+        return await self._write(lambda step: finish.signal(step, task, name, data, id))
+
+    # Workers
+
+    async def join(self, joining: Joining) -> None:
+        await self._live_do(lambda live: live.beat(joining.worker))
+        await self._write(lambda step: settings.join(step, joining))
+
+    async def leave(self, worker: str) -> None:
+        await self._write(lambda step: recover.leave(step, worker))
+        await self._live_do(lambda live: live.forget(worker))
+
+    async def heartbeat(self, worker: str, request: int, leases: Iterable[int]) -> Beat:
+        named = frozenset(leases)
+        await self._live_do(lambda live: live.beat(worker))
+        commands, held = await self._read(lambda db: (inspect.commands(db, worker), inspect.held_by(db, worker)))
+        if commands is None:
+            await self._live_do(lambda live: live.forget(worker))
+            return Beat(False, tuple(sorted(named)))
+        if any(token not in named and asked <= request for _, token, asked, _ in held):
+            await self._write(lambda step: recover.give_back(step, worker, request, named))
+        tokens = {token for _, token, _, _ in held}
+        cancelled = tuple(task for task, token, _, cancel in held if cancel and token in named)
+        return Beat(True, tuple(sorted(named - tokens)), cancelled, commands)
+
+    async def recover_lost(self, n: int = 500) -> Moved:
+        fair_since = await self._live_do(lambda live: live.mark(self._lease))
+        workers = await self._read(inspect.workers)
+        silent = await self._live_do(lambda live: live.silent(workers, fair_since))
+        moved = await self._write(lambda step: recover.recover(step, silent, n))
+        if moved.lost:
+            await self._live_do(lambda live: live.forget_all(moved.lost))
+        return moved
+
+    async def prune(self, n: int, term: Term, retention: Retention = DEFAULT_RETENTION) -> Moved:
+        return await self._write(lambda step: recover.prune(step, n, term, retention))
+
+    # Administration
+
+    async def cancel(self, which: Sequence[Target] | Filter, *, after: str | None = None, n: int = 500) -> Changes:
+        return await self._write(lambda step: admin.cancel(step, which, after, n))
+
+    async def requeue(self, which: Sequence[Target] | Filter, *, from_start: bool = False, after: str | None = None, n: int = 500) -> Changes:
+        return await self._write(lambda step: admin.requeue(step, which, after, n, from_start=from_start))
+
+    async def delete(self, which: Sequence[Target] | Filter, *, after: str | None = None, n: int = 500) -> Changes:
+        return await self._write(lambda step: admin.delete(step, which, after, n))
+
+    # Inspection
+
+    async def get(self, ids: Sequence[str]) -> tuple[Task | Gone | None, ...]:
+        now = self.clock.now()
+        return await self._read(lambda db: inspect.get(db, ids, now))
+
+    async def edges(self, task: str, *, after: int = 0, n: int = 1_000) -> tuple[EdgeResult, ...]:
+        return await self._read(lambda db: inspect.edges(db, task, after, n))
+
+    async def list(self, which: Filter = EVERYTHING, *, after: str | None = None, n: int = 100) -> Page:
+        now = self.clock.now()
+        return await self._read(lambda db: inspect.list_tasks(db, which, after, n, now))
+
+    async def attempts(self, task: str) -> tuple[Attempt, ...]:
+        now = self.clock.now()
+        return await self._read(lambda db: inspect.attempts(db, task, now))
+
+    async def counts(self) -> tuple[Count, ...]:
+        now = self.clock.now()
+        if self._counts is None or not 0 <= now - self._counts[0] < COUNTS_AGE:
+            self._counts = (now, await self._read(lambda db: inspect.counts(db, now)))
+        return self._counts[1]
+
+    async def wait(self, ids: Sequence[str], timeout: int) -> dict[str, State]:
+        for task in ids:
+            check_id(task)
+        return await self._waiters.wait(ids, timeout, self.clock)
+
+    # Settings
+
+    async def put(self, kind: str, name: str, value: bytes, *, version: int | None = None, operator: bool = True) -> Item:
+        return await self._write(lambda step: settings.put(step, kind, name, value, version, operator=operator))
+
+    async def drop(self, kind: str, name: str, *, version: int | None = None) -> bool:
+        return await self._write(lambda step: settings.drop(step, kind, name, version))
+
+    async def items(self, kind: str) -> tuple[Item, ...]:
+        return await self._read(lambda db: inspect.items(db, kind))
+
+    # Leadership and what is done under it
+
+    async def lead(self, role: str, holder: str) -> Term | None:
+        check_name(role, "role")
+        check_key(holder, "holder", length=128)
+        term = await self._live_do(lambda live: live.renew(role, holder, self._term))
+        if term is not None:
+            return term
+        if await self._live_do(lambda live: live.led(role, self._term)):
+            return None
+        return await self._write(lambda step: self._begin_term(step, role, holder))
+
+    def _begin_term(self, step: Step, role: str, holder: str) -> Term | None:
+        """Looked at again under the write lock, where two that saw the same empty seat cannot both be."""
+        with contextlib.closing(Live(Path(f"{self.path}-live"), self.clock, self._busy_timeout, self._vfs)) as live:
+            if live.led(role, self._term):
+                return live.renew(role, holder, self._term)
+            term = settings.lead(step, role, holder)
+            live.lead(term)
+        return term
+
+    async def resign(self, term: Term) -> None:
+        await self._write(lambda step: settings.resign(step, term))
+        await self._live_do(lambda live: live.resign(term))
+
+    async def fire(self, schedule: str, version: int, tasks: Sequence[NewTask], next_at: int | None, term: Term) -> Fired:
+        return await self._write(lambda step: settings.fire(step, schedule, version, tasks, next_at, term))
+
+    async def take(self, limit: str, n: int, id: str) -> Taken:
+        check_key(id, "id")
+        return await self._write(lambda step: settings.take(step, limit, n, id))
+
+    async def outbox(self, kind: str, after: int, n: int, term: Term) -> tuple[Entry, ...]:
+        return await self._write(lambda step: settings.outbox(step, kind, after, n, term))
+
+    async def restore(self, records: Sequence[Record]) -> tuple[bool, ...]:
+        return tuple(await self._write(lambda step: settings.restore(step, records)))
+
+    # Hints
+
+    async def wakeups(self) -> AsyncGenerator[None, None]:
+        self._check_open()
+        return hints(self._waker.listen("work"))
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        self._check_open()
+        return await listen(self._write, self._read, self._waker)
+
+
+def _memory() -> str | None:
+    """Where files live in memory, if the system has such a place."""
+    place = Path("/", "dev", "shm")
+    return str(place) if place.is_dir() else None

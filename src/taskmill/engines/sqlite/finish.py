@@ -1,0 +1,319 @@
+"""Finish: every ending of an attempt, applied only under its current lease; and checkpoints and signals, which live under the same rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+import msgspec
+
+from taskmill.engine import Checkpoint, Ending, Finished, Outcome, Refusal, Status
+from taskmill.engines.sqlite.rows import (
+    AWAITS,
+    CANCEL,
+    CANCELLED,
+    CHECKPOINTS,
+    COMPLETED,
+    DEAD,
+    EDGES,
+    FAR,
+    ON_FAILURE_NUMBERS,
+    RETRYING,
+    RUNNING,
+    SCHEDULED,
+    SIGNALS,
+    STATES,
+    UNWIND,
+    WAITED,
+    WAITING,
+    encode_progress,
+    json_text,
+)
+from taskmill.engines.sqlite.sql import load
+from taskmill.engines.sqlite.step import Step
+from taskmill.engines.sqlite.submit import submit, unknown_edge
+from taskmill.engines.sqlite.transitions import Moves, Row, fall_slice, read_rows
+from taskmill.errors import Conflict, Expired, InvalidInput, NotFound
+from taskmill.events import Kind
+from taskmill.task import ErrorInfo, OnFailure, State
+
+__all__ = ["checkpoint", "crash", "finish", "signal"]
+
+queries = load("finish.sql")
+
+ATTEMPT_OUTCOMES = {
+    Ending.RETRY: "failed",
+    Ending.SNOOZED: "snoozed",
+    Ending.WAITING: "waiting",
+    Ending.RELEASED: "released",
+    Ending.CRASHED: "crashed",
+}
+
+
+def finish(step: Step, outcomes: Sequence[Outcome]) -> Finished:
+    moves = Moves(step)
+    rest = _finish_plain(step, moves, outcomes)
+    refused: list[Refusal] = []
+    instead: dict[str, State] = {}
+    if rest:
+        rows = read_rows(step, (outcome.task for outcome in rest))
+        for outcome in rest:
+            row = rows.get(outcome.task)
+            refusal = _apply(moves, row, outcome, instead)
+            if refusal is not None:
+                refused.append(refusal)
+    more = moves.settle() or fall_slice(step)
+    return Finished(tuple(refused), MappingProxyType(instead), more)
+
+
+def _finish_plain(step: Step, moves: Moves, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    """Completed tasks that nothing but others' edges hangs on end in one update each; answers those that need more.
+
+    The update's guard is the whole lease and the absence of every flag, so a row it does not match is simply left to the long way.
+    """
+    if step.listening or "ended" in step.settings.outbox:
+        return outcomes
+    plain = [outcome for outcome in outcomes if outcome.ending is Ending.COMPLETED and not outcome.then]
+    if not plain:
+        return outcomes
+    now = step.now
+    ended = step.db.executemany(
+        queries.complete_plain, [(now, outcome.started_after, outcome.task, outcome.token, outcome.worker) for outcome in plain]
+    ).fetchall()
+    step.ended = True
+    moves.fallen += [(seq, COMPLETED) for _, seq, flags in ended if flags & WAITED]
+    results = [outcome for outcome in plain if outcome.result is not None]
+    if len(ended) == len(plain) == len(outcomes) and not results:
+        return ()
+    seqs = {task: seq for task, seq, _ in ended}
+    step.db.executemany(queries.add_result, [(seqs[outcome.task], outcome.result) for outcome in results if outcome.task in seqs])
+    return [outcome for outcome in outcomes if outcome.task not in seqs or outcome.ending is not Ending.COMPLETED]
+
+
+def _apply(moves: Moves, row: Row | None, outcome: Outcome, instead: dict[str, State]) -> Refusal | None:
+    if row is None:
+        return Refusal(outcome.task, outcome.token, "not_found", "there is no such task")
+    if row.state != RUNNING or row.token != outcome.token or row.worker != outcome.worker:
+        if _was_applied(moves.step, row, outcome):
+            return None
+        return Refusal(outcome.task, outcome.token, "stale_lease", "the lease is no longer current; nothing was written")
+    if outcome.ending is Ending.WAITING:
+        refusal = _check_wait(moves.step, outcome)
+        if refusal is not None:
+            return refusal
+    children = _then(moves.step, outcome)
+    if row.flags & CANCEL and outcome.ending not in {Ending.COMPLETED, Ending.DEAD, Ending.CANCELLED}:
+        _record(moves, row, outcome)
+        instead[row.id] = STATES[moves.cancel(row)]
+        return None
+    _APPLY[outcome.ending](moves, row, outcome, children)
+    return None
+
+
+def _was_applied(step: Step, row: Row, outcome: Outcome) -> bool:
+    """A repeat: the row still shows this lease as ended by its holder, or the attempt's record does."""
+    if row.state != RUNNING and row.token == outcome.token and row.worker == outcome.worker:
+        return True
+    found = step.db.execute(queries.attempt_outcome, (row.seq, outcome.token, outcome.worker)).fetchone()
+    return found is not None and found[0] == ATTEMPT_OUTCOMES.get(outcome.ending)
+
+
+def _then(step: Step, outcome: Outcome) -> tuple[str, ...]:
+    """The tasks that follow, under the ids they have in the store; those it refuses do not stop the finish."""
+    if not outcome.then:
+        return ()
+    answers = submit(step, outcome.then)
+    return tuple(answer.id for answer in answers if answer.status is not Status.REFUSED)
+
+
+def _record(moves: Moves, row: Row, outcome: Outcome) -> None:
+    started_at = None if outcome.started_after is None else (row.claimed_at or 0) + outcome.started_after
+    moves.attempt(row, ATTEMPT_OUTCOMES[outcome.ending], started_at, outcome.error)
+
+
+def _completed(moves: Moves, row: Row, outcome: Outcome, _: tuple[str, ...]) -> None:
+    _note_start(moves.step, row, outcome)
+    moves.end(row, COMPLETED, result=outcome.result, error=outcome.error)
+
+
+def _dead(moves: Moves, row: Row, outcome: Outcome, _: tuple[str, ...]) -> None:
+    _note_start(moves.step, row, outcome)
+    row.failures += 1
+    moves.end(row, DEAD, error=outcome.error, result=outcome.result, phase="compensation_failed" if row.flags & UNWIND else None)
+
+
+def _cancelled(moves: Moves, row: Row, outcome: Outcome, _: tuple[str, ...]) -> None:
+    _note_start(moves.step, row, outcome)
+    moves.end(row, CANCELLED, error=outcome.error, result=outcome.result)
+
+
+def _note_start(step: Step, row: Row, outcome: Outcome) -> None:
+    if outcome.started_after is not None:
+        step.db.execute(queries.note_start, (outcome.started_after, row.seq))
+
+
+def _retry(moves: Moves, row: Row, outcome: Outcome, _: tuple[str, ...]) -> None:
+    _record(moves, row, outcome)
+    row.failures += 1
+    moves.later(row, RETRYING, moves.step.now + outcome.after)
+
+
+def _snoozed(moves: Moves, row: Row, outcome: Outcome, _: tuple[str, ...]) -> None:
+    _record(moves, row, outcome)
+    moves.later(row, SCHEDULED, moves.step.now + outcome.after)
+
+
+def _released(moves: Moves, row: Row, outcome: Outcome, _: tuple[str, ...]) -> None:
+    if outcome.started_after is None:
+        moves.ready(row, ready_at=row.ready_at, keep_lease=True, executions=row.executions - 1)
+        return
+    _record(moves, row, outcome)
+    moves.ready(row, ready_at=row.ready_at, keep_lease=True)
+
+
+def _crashed(moves: Moves, row: Row, outcome: Outcome, _: tuple[str, ...]) -> None:
+    _record(moves, row, outcome)
+    crash(moves, row, outcome.error, keep_lease=True)
+
+
+def crash(moves: Moves, row: Row, error: ErrorInfo | None, *, keep_lease: bool) -> None:
+    """One crash more; past the most that it may have the task is poison."""
+    row.crashes += 1
+    most = moves.step.db.execute(queries.max_crashes, (row.seq,)).fetchone()[0]
+    if row.crashes <= most:
+        moves.ready(row, ready_at=row.ready_at, keep_lease=keep_lease)
+    elif row.flags & UNWIND and row.must_end is None:
+        moves.ready(row, ready_at=moves.step.now, must_end="poison", keep_lease=keep_lease)
+    else:
+        poison = ErrorInfo("poison", f"its worker died {row.crashes} times" + (f": {error.message}" if error else ""))
+        moves.end(row, DEAD, error=poison, phase="compensation_failed" if row.flags & UNWIND else None)
+
+
+def _check_wait(step: Step, outcome: Outcome) -> Refusal | None:
+    for task in outcome.tasks:
+        if not step.db.execute(queries.exists, (task,)).fetchone():
+            return Refusal(outcome.task, outcome.token, "unknown_edge", unknown_edge(task).message)
+    return None
+
+
+def _waiting(moves: Moves, row: Row, outcome: Outcome, children: tuple[str, ...]) -> None:
+    step = moves.step
+    _record(moves, row, outcome)
+    on_failure = OnFailure(outcome.on_failure)
+    failed = False
+    for task in dict.fromkeys((*outcome.tasks, *children)):
+        failed |= _wait_for(step, row, task, on_failure)
+    awaits = None
+    if outcome.signals and not _has_come(step, row, outcome):
+        awaits = json_text([outcome.seen, list(outcome.signals)])
+        row.flags |= AWAITS
+    moves.wait(row, deadline=FAR if outcome.deadline is None else step.now + outcome.deadline, awaits=awaits)
+    if failed:
+        moves.cancel(row, ErrorInfo("edge_failed", "a task it waits for did not complete"), reason="edge_failed")
+    elif row.open_edges == 0 and not row.flags & AWAITS and (outcome.tasks or children or outcome.signals):
+        moves.ready(row, ready_at=step.now, keep_lease=True)
+
+
+def _wait_for(step: Step, row: Row, task: str, on_failure: OnFailure) -> bool:
+    """A new edge of a task that begins to wait; True if it fell at once and means the end."""
+    child, state, flags = step.db.execute(queries.child, (task,)).fetchone()
+    if step.db.execute(queries.has_edge, (row.seq, task)).fetchone():
+        return False
+    row.flags |= EDGES
+    ended = state >= COMPLETED
+    fallen = ended and (state == COMPLETED or on_failure is not OnFailure.HOLD)
+    step.db.execute(queries.add_edge, (row.seq, child, task, ON_FAILURE_NUMBERS[on_failure], state if fallen else None))
+    if not flags & WAITED:
+        step.db.execute(queries.mark_waited, (child,))
+    if not fallen:
+        row.open_edges += 1
+    return fallen and state != COMPLETED and on_failure is OnFailure.CANCEL
+
+
+def _has_come(step: Step, row: Row, outcome: Outcome) -> bool:
+    """A signal that it would wait for is there already, behind the last it has seen."""
+    if not row.flags & SIGNALS:
+        return False
+    names = {name for (name,) in step.db.execute(queries.signal_names, (row.seq, outcome.seen))}
+    return not names.isdisjoint(outcome.signals)
+
+
+_APPLY = {
+    Ending.COMPLETED: _completed,
+    Ending.RETRY: _retry,
+    Ending.DEAD: _dead,
+    Ending.SNOOZED: _snoozed,
+    Ending.WAITING: _waiting,
+    Ending.CANCELLED: _cancelled,
+    Ending.RELEASED: _released,
+    Ending.CRASHED: _crashed,
+}
+
+
+def checkpoint(step: Step, entries: Sequence[Checkpoint]) -> tuple[Refusal, ...]:
+    refused = []
+    rows = read_rows(step, {entry.task for entry in entries})
+    for entry in entries:
+        row = rows.get(entry.task)
+        if row is None or row.state != RUNNING or row.token != entry.token or row.worker != entry.worker:
+            refused.append(Refusal(entry.task, entry.token, "stale_lease" if row else "not_found", "the lease is no longer current; nothing was written"))
+        else:
+            _save_checkpoint(step, row, entry)
+    return tuple(refused)
+
+
+def _save_checkpoint(step: Step, row: Row, entry: Checkpoint) -> None:
+    flags = row.flags
+    if entry.name is not None:
+        step.db.execute(queries.save_checkpoint, (row.seq, entry.name, entry.value))
+        flags |= CHECKPOINTS
+    if entry.unwind is not None:
+        flags = flags | UNWIND if entry.unwind else flags & ~UNWIND
+    progress = None if entry.progress is None else encode_progress(entry.progress)
+    step.db.execute(queries.save_progress, (flags, progress, entry.phase, step.now, row.seq))
+    row.flags = flags
+    row.version += 1
+    data = {"value": entry.progress.value, "message": entry.progress.message} if entry.progress else {"checkpoint": entry.name}
+    step.event(Kind.PROGRESS, row.id, row.version, data)
+
+
+def signal(step: Step, task: str, name: str, data: bytes, signal_id: str) -> int:
+    row = read_rows(step, (task,)).get(task)
+    if row is None:
+        if step.db.execute(queries.is_known, (task, step.now)).fetchone():
+            raise Expired(f"the record of task {task} is gone", field="task")
+        raise NotFound(f"there is no task {task}", field="task")
+    sent = step.db.execute(queries.sent_signal, (row.seq, signal_id)).fetchone()
+    if sent is not None:
+        return int(sent[0])
+    if row.state >= COMPLETED:
+        raise Conflict(f"task {task} has ended ({STATES[row.state]})", code="terminal", field="task", hint="a signal reaches live tasks only")
+    number: int = step.db.execute(queries.add_signal, (row.seq, signal_id, name, data, step.now)).fetchone()[0]
+    _deliver(step, row, name, number)
+    return number
+
+
+def _deliver(step: Step, row: Row, name: str, number: int) -> None:
+    flags = row.flags | SIGNALS
+    awaited = row.flags & AWAITS and row.state == WAITING and _awaited(step, row, name, number)
+    row.flags = flags & ~AWAITS if awaited else flags
+    step.db.execute(queries.set_flags, (row.flags, step.now, row.seq))
+    row.version += 1
+    if awaited and row.open_edges == 0:
+        moves = Moves(step)
+        moves.ready(row, ready_at=step.now, keep_lease=True)
+        moves.settle()
+
+
+def _awaited(step: Step, row: Row, name: str, number: int) -> bool:
+    seen, names = msgspec.json.decode(step.db.execute(queries.awaits, (row.seq,)).fetchone()[0])
+    return number > seen and name in names
+
+
+def check_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Refuse what no store may be asked: durations below zero, a wait for nothing."""
+    for outcome in outcomes:
+        if outcome.after < 0:
+            raise InvalidInput(f"{outcome.after} is negative", field="after", hint="a duration in microseconds")
+        if outcome.ending is Ending.WAITING and not (outcome.tasks or outcome.then or outcome.signals or outcome.deadline is not None):
+            raise InvalidInput("a wait for nothing would never end", field="signals", hint="name tasks, signals or a deadline")

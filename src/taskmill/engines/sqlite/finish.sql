@@ -1,0 +1,57 @@
+-- name: complete_plain
+-- Only edges of others (32) may hang on it. `+state`: the planner must not take an index on the state, but the one on id.
+UPDATE taskmill_task SET state = 5, finished_at = ?1, updated_at = ?1, started_at = claimed_at + ?2, version = version + 1
+WHERE id = ?3 AND token = ?4 AND worker = ?5 AND +state = 3 AND +lane < 0 AND flags & ~32 = 0
+RETURNING id, seq, flags;
+
+-- name: add_result
+INSERT INTO taskmill_ending (seq, result) VALUES (?, ?) ON CONFLICT DO UPDATE SET result = excluded.result, error = NULL;
+
+-- name: note_start
+UPDATE taskmill_task SET started_at = claimed_at + ? WHERE seq = ?;
+
+-- name: attempt_outcome
+SELECT outcome FROM taskmill_attempt WHERE seq = ? AND token = ? AND worker = ?;
+
+-- name: max_crashes
+SELECT max_crashes FROM taskmill_body WHERE seq = ?;
+
+-- name: exists
+SELECT 1 FROM taskmill_task WHERE id = ?;
+
+-- name: child
+SELECT seq, state, flags FROM taskmill_task WHERE id = ?;
+
+-- name: has_edge
+SELECT 1 FROM taskmill_edge WHERE parent = ? AND child_id = ?;
+
+-- name: add_edge
+INSERT INTO taskmill_edge (parent, child, child_id, on_failure, outcome) VALUES (?, ?, ?, ?, ?);
+
+-- name: mark_waited
+UPDATE taskmill_task SET flags = flags | 32 WHERE seq = ?;
+
+-- name: signal_names
+SELECT name FROM taskmill_signal WHERE seq = ? AND number > ?;
+
+-- name: save_checkpoint
+INSERT INTO taskmill_checkpoint (seq, name, value) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value;
+
+-- name: save_progress
+UPDATE taskmill_task SET flags = ?, progress = coalesce(?, progress), phase = coalesce(?, phase), version = version + 1, updated_at = ? WHERE seq = ?;
+
+-- name: sent_signal
+SELECT number FROM taskmill_signal WHERE seq = ? AND id = ?;
+
+-- name: add_signal
+INSERT INTO taskmill_signal (seq, number, id, name, data, at)
+SELECT ?1, coalesce((SELECT max(number) FROM taskmill_signal WHERE seq = ?1), 0) + 1, ?2, ?3, ?4, ?5 RETURNING number;
+
+-- name: set_flags
+UPDATE taskmill_task SET flags = ?, version = version + 1, updated_at = ? WHERE seq = ?;
+
+-- name: awaits
+SELECT awaits FROM taskmill_task WHERE seq = ?;
+
+-- name: is_known
+SELECT 1 FROM taskmill_known WHERE id = ? AND until > ?;

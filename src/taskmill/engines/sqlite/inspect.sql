@@ -1,0 +1,49 @@
+-- name: task
+SELECT t.seq, t.id, t.type, t.queue, t.tenant, t.state, t.priority, t.ready_at, t.version, t.executions, t.failures, t.crashes, t.flags, t.open_edges,
+  t.created_at, t.updated_at, t.expires_at, t.finished_at, t.token, t.worker, t.claimed_at, t.started_at, t.must_end, t.phase, t.progress,
+  b.payload, b.retry, b.timeout, b.max_crashes, b.run_at, b.meta, e.result, e.error
+FROM taskmill_task t JOIN taskmill_body b USING (seq) LEFT JOIN taskmill_ending e USING (seq) WHERE t.id = ?;
+
+-- name: known
+SELECT id, state FROM taskmill_known WHERE id = ? AND until > ?;
+
+-- name: state
+SELECT id, state FROM taskmill_task WHERE id = ?;
+
+-- name: last_attempt
+SELECT t.seq, t.state, t.executions, t.worker, t.token, t.claimed_at, t.started_at, t.finished_at, e.error
+FROM taskmill_task t LEFT JOIN taskmill_ending e USING (seq) WHERE t.id = ?;
+
+-- name: attempts
+SELECT number, worker, token, started_at, ended_at, outcome, error FROM taskmill_attempt WHERE seq = ? ORDER BY number, token;
+
+-- name: edges
+SELECT e.child_id, e.on_failure, e.outcome, d.result FROM taskmill_edge e LEFT JOIN taskmill_ending d ON d.seq = e.child AND e.outcome IS NOT NULL
+WHERE e.parent = (SELECT seq FROM taskmill_task WHERE id = ?) ORDER BY e.id LIMIT ? OFFSET ?;
+
+-- name: counts
+SELECT queue, type, priority, state, ready_at <= ?1 AS due, count(*), min(ready_at) FROM taskmill_task GROUP BY 1, 2, 3, 4, 5;
+
+-- name: worker_types
+SELECT types FROM taskmill_worker;
+
+-- name: items
+SELECT name, operator, value, version FROM taskmill_item WHERE kind = ? ORDER BY name, operator;
+
+-- name: held_by
+SELECT id, token, request, flags FROM taskmill_task INDEXED BY taskmill_task_held WHERE worker = ? AND state = 3;
+
+-- name: workers
+SELECT id, lease FROM taskmill_worker;
+
+-- name: worker
+SELECT (SELECT value FROM taskmill_item WHERE kind = 'worker' AND name = w.id) FROM taskmill_worker w WHERE w.id = ?;
+
+-- name: outbox
+SELECT number, kind, subject, data, at FROM taskmill_outbox WHERE kind = ? AND number > ? ORDER BY number LIMIT ?;
+
+-- name: events
+SELECT number, kind, subject, version, at, data FROM taskmill_event WHERE number > ? ORDER BY number LIMIT 1000;
+
+-- name: last_event
+SELECT coalesce(max(number), 0), coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'taskmill_event'), 0) FROM taskmill_event;

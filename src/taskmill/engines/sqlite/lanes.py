@@ -1,0 +1,182 @@
+"""Lanes and limits: what is open, what is shut, and when it opens again.
+
+A lane knows its next task (`top` its priority, `head_at` its age) and, when one of its limits was full at the last look, which one it stands at (`shut`).
+A share knows the best `top` of its open lanes. Whoever changes a lane's tasks calls `refresh`; whoever gives room back calls `give_back`. The rules that
+make this live and exact:
+
+1. `shut` is only a belief; the limit's numbers decide at claim. So a lane opened in vain is harmless and nothing is ever over-admitted.
+2. While a limit has room for f more, the best f lanes that stand at it are open. It is kept by `wake`: when slots return, when a window has passed, when
+   numbers change, and when a lane that was opened for this room then met another full limit.
+3. A lane stands at one limit only, as closing and opening then cost the same whatever the number of limits.
+4. An empty lane stands nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from taskmill.engines.sqlite.rows import FAR, PENDING
+from taskmill.engines.sqlite.sql import load
+from taskmill.engines.sqlite.step import Step
+
+__all__ = ["Limit", "give_back", "open_due", "refresh", "wake"]
+
+queries = load("lanes.sql")
+
+
+class Limit:
+    """A limit as one step sees it. The numbers are read once, counted in memory, and written once by `save`."""
+
+    def __init__(self, step: Step, name: str) -> None:
+        self.step = step
+        self.id = step.counter(name)
+        self.definition = step.settings.limit(name)
+        self.running: int = step.db.execute(queries.running, (self.id,)).fetchone()[0]
+        self.used = self._window() if self.definition.rate is not None else 0
+        self.started = 0
+        self.saved = self.running
+
+    def _window(self) -> int:
+        since = self.step.now - self.definition.window
+        return self.step.db.execute(queries.used, (self.id, since)).fetchone()[0] or 0
+
+    @property
+    def room(self) -> int:
+        """How many more may start now."""
+        definition = self.definition
+        room = 1 << 30 if definition.cap is None else definition.cap - self.running
+        if definition.rate is not None:
+            room = min(room, definition.rate - self.used)
+        return max(room, 0)
+
+    def start(self, n: int) -> None:
+        self.running += n
+        self.count(n)
+
+    def count(self, n: int) -> None:
+        """Starts in the window, which nothing takes back."""
+        if self.definition.rate is not None:
+            self.used += n
+            self.started += n
+
+    def full_rate(self) -> bool:
+        return self.definition.rate is not None and self.used >= self.definition.rate
+
+    def next_room_at(self) -> int | None:
+        """When the oldest start leaves the window."""
+        since = self.step.now - self.definition.window
+        oldest = self.step.db.execute(queries.oldest_start, (self.id, since)).fetchone()
+        return oldest[0] + self.definition.window if oldest else None
+
+    def save(self) -> None:
+        if self.running != self.saved:
+            self.step.db.execute(queries.set_running, (self.running, self.id))
+            self.saved = self.running
+        if self.started:
+            self._log()
+
+    def _log(self) -> None:
+        """Times are rounded up to a thousandth of the window, and never go back: never over, at most 0.1 % late, at most 1,000 rows."""
+        step, window = self.step, self.definition.window
+        grain = max(1_000, window // 1_000)
+        last = step.db.execute(queries.newest_start, (self.id,)).fetchone()[0]
+        at = max(-(-step.now // grain) * grain, last or 0)
+        step.db.execute(queries.log_start, (self.id, at, self.started))
+        step.db.execute(queries.forget_starts, (self.id, step.now - window))
+        self.started = 0
+
+
+def refresh(step: Step, lanes: Iterable[int]) -> None:
+    """Look again what is next in these lanes, after tasks came to or left them."""
+    shares = set()
+    for number in lanes:
+        lane = step.lane(number)
+        if _refresh_lane(step, number, lane.order_key):
+            shares.add(lane.share)
+    for share in shares:
+        refresh_share(step, share)
+
+
+def _refresh_lane(step: Step, number: int, order_key: str) -> bool:
+    head = _ordered_head(step, number) if order_key else step.db.execute(queries.head, (number,)).fetchone()
+    if head is None:
+        changed = step.db.execute(queries.empty_lane, (number,)).fetchone()
+    elif order_key:
+        changed = step.db.execute(queries.set_ordered_head, (*head, number)).fetchone()
+    else:
+        changed = step.db.execute(queries.set_head, (*head, number)).fetchone()
+    return changed is not None
+
+
+def _ordered_head(step: Step, number: int) -> tuple[int, int, str] | None:
+    """The first task that has not ended, if it is the one to run now: while it runs, retries, sleeps or waits, nothing overtakes it."""
+    row = step.db.execute(queries.ordered_head, (number,)).fetchone()
+    if row is None or row[0] != PENDING:
+        return None
+    return row[1], row[2], row[3]
+
+
+def refresh_share(step: Step, share: int) -> None:
+    """The best priority among its open lanes, by which a claim finds it."""
+    top = step.db.execute(queries.share_top, (share,)).fetchone()[0]
+    step.db.execute(queries.set_share_top, (top, share))
+
+
+def shut(step: Step, lane: int, share: int, limit: Limit) -> None:
+    """The lane stands at this limit until it has room."""
+    step.db.execute(queries.shut, (limit.id, lane))
+    refresh_share(step, share)
+    arm(step, limit)
+
+
+def arm(step: Step, limit: Limit) -> None:
+    """If only the passing of time brings room, note when."""
+    if limit.full_rate():
+        limit.save()
+        step.db.execute(queries.wake_at, (limit.next_room_at(), limit.id))
+
+
+def wake(step: Step, limit: Limit) -> int:
+    """Open as many of the lanes that stand at a limit as it has room for, the best first."""
+    room = limit.room
+    if room == 0:
+        if step.db.execute(queries.any_shut, (limit.id,)).fetchone():
+            arm(step, limit)
+        return 0
+    opened = step.db.execute(queries.open_best, (limit.id, min(room, 1_000))).fetchall()
+    for share in {share for (share,) in opened}:
+        refresh_share(step, share)
+    if opened:
+        step.woke = True
+    return len(opened)
+
+
+def give_back(step: Step, ended: dict[int, int]) -> None:
+    """Slots of these lanes ({lane: tasks}) return to their limits, which may open others."""
+    counts: dict[str, int] = {}
+    for number, tasks in ended.items():
+        for name in step.lane(number).limits:
+            counts[name] = counts.get(name, 0) + tasks
+    for name, tasks in counts.items():
+        limit = Limit(step, name)
+        limit.running -= tasks
+        limit.save()
+        wake(step, limit)
+
+
+def open_due(step: Step) -> bool:
+    """What time alone has changed: delayed tasks in lanes that are due, deadlines of waits, windows that have room. Bounded; True if there is more."""
+    slice_ = 500
+    due = step.db.execute(queries.make_due, (step.now, slice_)).fetchall()
+    refresh(step, {lane for (lane,) in due if lane > 0})
+    passed = step.db.execute(queries.passed_windows, (step.now, slice_)).fetchall()
+    for number, name in passed:
+        step.db.execute(queries.wake_at, (None, number))
+        wake(step, Limit(step, name))
+    return len(due) == slice_ or len(passed) == slice_
+
+
+def next_due(step: Step) -> int | None:
+    """When time alone will next change something in the lanes."""
+    times = [row[0] for row in step.db.execute(queries.next_due) if row[0] is not None and row[0] < FAR]
+    return min(times, default=None)

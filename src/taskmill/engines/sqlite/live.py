@@ -1,0 +1,102 @@
+"""The live file: beats, recovery's marks, and the renewal of leadership.
+
+It lies beside the store so that nobody's long write transaction holds up a heartbeat. It is disposable: nothing in it is worth a sync, and when it is lost,
+every lease is given one lease more. Times are of the monotonic clock, which all processes of one boot share; after another boot they mean nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from taskmill.clock import Clock
+from taskmill.engine import Durability, Term
+from taskmill.engines.sqlite.connection import connect
+from taskmill.engines.sqlite.sql import Database, load
+from taskmill.errors import WrongStore
+
+__all__ = ["Live"]
+
+queries = load("live.sql")
+
+
+class Live:
+    """The file and its verbs; used by one thread at a time."""
+
+    def __init__(self, path: Path, clock: Clock, busy_timeout: int, vfs: str | None) -> None:
+        self._clock = clock
+        self._boot = _boot_id()
+        self._db = self._open(path, busy_timeout, vfs)
+
+    def _open(self, path: Path, busy_timeout: int, vfs: str | None) -> Database:
+        try:
+            return _connect(path, busy_timeout, vfs)
+        except WrongStore as error:
+            if error.code not in {"not_a_database", "damaged_store"}:
+                raise
+            for suffix in ("", "-wal", "-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    Path(f"{path}{suffix}").unlink()
+            return _connect(path, busy_timeout, vfs)
+
+    def close(self) -> None:
+        self._db.close()
+
+    # Beats
+
+    def beat(self, worker: str) -> None:
+        self._db.execute(queries.beat, (worker, self._clock.monotonic(), self._boot))
+
+    def forget(self, worker: str) -> None:
+        self._db.execute(queries.forget, (worker,))
+
+    def forget_all(self, workers: Iterable[str]) -> None:
+        self._db.executemany(queries.forget, [(worker,) for worker in workers])
+
+    def mark(self, lease: int) -> int:
+        """Recovery was here. Answers since when leases may be judged: a pause of the store or of recovery itself is nobody's fault but theirs."""
+        now = self._clock.monotonic()
+        row = self._db.execute(queries.last_mark, (self._boot,)).fetchone()
+        fair_since: int = now if row is None or now - row[0] > lease else row[1]
+        self._db.execute(queries.mark, (now, fair_since, self._boot))
+        return fair_since
+
+    def silent(self, workers: Mapping[str, int], fair_since: int) -> list[str]:
+        """Those that were not heard of for longer than their lease."""
+        now = self._clock.monotonic()
+        beats = dict(self._db.execute(queries.beats, (self._boot,)).fetchall())
+        return [worker for worker, lease in workers.items() if now - max(beats.get(worker, 0), fair_since) > lease]
+
+    # Leadership
+
+    def renew(self, role: str, holder: str, term: int) -> Term | None:
+        """The holder's own term, if it has not run out."""
+        now = self._clock.monotonic()
+        row = self._db.execute(queries.renew, (now, role, holder, self._boot, now - term)).fetchone()
+        return None if row is None else Term(role, holder, row[0])
+
+    def led(self, role: str, term: int) -> bool:
+        """Whether somebody's term still runs."""
+        return self._db.execute(queries.led, (role, self._boot, self._clock.monotonic() - term)).fetchone() is not None
+
+    def lead(self, term: Term) -> None:
+        self._db.execute(queries.lead, (term.role, term.holder, term.number, self._clock.monotonic(), self._boot))
+
+    def resign(self, term: Term) -> None:
+        self._db.execute(queries.resign, (term.role, term.holder, term.number))
+
+
+def _connect(path: Path, busy_timeout: int, vfs: str | None) -> Database:
+    connection = connect(path, durability=Durability.LOCAL, busy_timeout=busy_timeout, vfs=vfs)
+    connection.execute("PRAGMA synchronous = OFF").fetchall()
+    for statement in (queries.beat_table, queries.mark_table, queries.term_table):
+        connection.execute(statement)
+    return connection
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

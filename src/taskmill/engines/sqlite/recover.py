@@ -1,0 +1,151 @@
+"""Maintenance steps, bounded: leases of dead workers, what time has changed, retention."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from taskmill import codec
+from taskmill.engine import Moved, Retention, Term
+from taskmill.engines.sqlite import lanes
+from taskmill.engines.sqlite.finish import crash
+from taskmill.engines.sqlite.rows import CANCELLED, COMPLETED, DEAD, decode_meta
+from taskmill.engines.sqlite.sql import load
+from taskmill.engines.sqlite.step import Step
+from taskmill.engines.sqlite.transitions import Moves, Row, fall_slice
+from taskmill.errors import StaleTerm, TaskmillError
+from taskmill.events import Kind
+from taskmill.task import DEFAULT_DEDUPE_WINDOW, ErrorInfo, NewTask, resolve
+
+__all__ = ["check_term", "give_back", "leave", "prune", "purge", "recover"]
+
+queries = load("recover.sql")
+
+
+def recover(step: Step, dead: Collection[str], n: int) -> Moved:
+    """Up to n leases of these workers are lost; then a slice of everything that only time or an earlier step has decided."""
+    moved, lost = 0, []
+    moves = Moves(step)
+    for worker in dead:
+        rows = [Row(*row) for row in step.db.execute(queries.held_by, (worker, n - moved)).fetchall()]
+        for row in rows:
+            moves.attempt(row, "crashed", None, ErrorInfo("lease_lost", f"worker {worker} was not heard of any more"))
+            crash(moves, row, None, keep_lease=False)
+        moved += len(rows)
+        if moved >= n:
+            break
+        step.db.execute(queries.drop_worker, (worker,))
+        step.event(Kind.WORKER_LOST, worker, 0)
+        lost.append(worker)
+    more = moves.settle()
+    expired = _expire(step, n)
+    more |= lanes.open_due(step)
+    more |= fall_slice(step)
+    more |= _move_types(step, n)
+    return Moved(moved + expired, more or moved >= n or expired >= n, tuple(lost))
+
+
+def _expire(step: Step, n: int) -> int:
+    moves = Moves(step)
+    rows = [Row(*row) for row in step.db.execute(queries.expired, (step.now, n)).fetchall()]
+    for row in rows:
+        moves.cancel(row, ErrorInfo("expired", "its time was over before it could run"), reason="expired")
+    moves.settle()
+    return len(rows)
+
+
+def _move_types(step: Step, n: int) -> bool:
+    """Tasks of a type that got limits after they were submitted move from the plain line into its lanes."""
+    found = step.db.execute(queries.first_moving).fetchone()
+    if found is None:
+        return False
+    type_name = found[0]
+    settings = step.settings.types.get(type_name)
+    rows = step.db.execute(queries.plain_of_type, (type_name, n)).fetchall() if settings is not None else []
+    stirred = set()
+    for seq, lane, payload, tenant in rows:
+        try:
+            resolved = resolve(NewTask(type=type_name, payload=payload, tenant=tenant), settings)
+        except TaskmillError:  # its payload has no such key: it stays in the plain line, as it was accepted
+            continue
+        target = step.lane_id(-lane, resolved.share, resolved.limits)
+        step.db.execute(queries.move, (target, step.now, seq))
+        if target > 0:
+            stirred.add(target)
+    lanes.refresh(step, stirred)
+    if len(rows) < n or not stirred:
+        step.db.execute(queries.drop_moving, (type_name,))
+    return True
+
+
+def leave(step: Step, worker: str) -> None:
+    """What it still held is released, as if it had never been started."""
+    give_back(step, worker, 1 << 62, frozenset())
+    if step.db.execute(queries.drop_worker, (worker,)).fetchone() is not None:
+        step.event(Kind.WORKER_LEFT, worker, 0)
+
+
+def give_back(step: Step, worker: str, request: int, named: Collection[int]) -> int:
+    """Leases of requests up to this one that the worker does not name never reached it."""
+    moves = Moves(step)
+    rows = [Row(*row) for row in step.db.execute(queries.held_up_to, (worker, request)).fetchall() if row[14] not in named]
+    for row in rows:
+        moves.ready(row, ready_at=row.ready_at, executions=row.executions - 1)
+    moves.settle()
+    return len(rows)
+
+
+def check_term(step: Step, term: Term) -> None:
+    if not step.check_term(term.role, term.holder, term.number):
+        raise StaleTerm(f"term {term.number} of {term.role} is over", field="term", hint="lead again before you write")
+
+
+def prune(step: Step, n: int, term: Term, retention: Retention) -> Moved:
+    check_term(step, term)
+    moved = 0
+    for state, kept in ((COMPLETED, retention.completed), (DEAD, retention.dead), (CANCELLED, retention.cancelled)):
+        rows = step.db.execute(queries.old, (state, step.now - kept, n - moved)).fetchall()
+        for seq, task, created_at in rows:
+            purge(step, seq, task, state, created_at)
+        moved += len(rows)
+        if moved >= n:
+            return Moved(moved, True)
+    moved += _forget(step, n)
+    return Moved(moved, moved >= n)
+
+
+def purge(step: Step, seq: int, task: str, state: int, created_at: int) -> None:
+    """Remove a record; its id stays known for its window, and its result for as long as somebody waits on it."""
+    payload, text = step.db.execute(queries.body, (seq,)).fetchone()
+    meta = decode_meta(text)
+    until = created_at + (meta.window or DEFAULT_DEDUPE_WINDOW)
+    if until > step.now:
+        step.db.execute(queries.add_known, (task, state, codec.payload_hash(payload), until))
+    if meta.tags:
+        step.db.executemany(queries.drop_tag, [(name, value, seq) for name, value in meta.tags.items()])
+    for statement in (
+        queries.drop_own_ending,
+        queries.drop_orphaned_endings,
+        queries.drop_edges,
+        queries.drop_attempts,
+        queries.drop_checkpoints,
+        queries.drop_body,
+        queries.drop_task,
+    ):
+        step.db.execute(statement, (seq,))
+
+
+def _forget(step: Step, n: int) -> int:
+    """Entries whose window has passed, and lanes, shares and counters that nothing needs any more."""
+    forgotten = sum(
+        len(step.db.execute(statement, (step.now, n)).fetchall()) for statement in (queries.forget_known, queries.forget_dedupe, queries.forget_taken)
+    )
+    gone = len(step.db.execute(queries.forget_lanes, (n,)).fetchall())
+    gone += len(step.db.execute(queries.forget_shares, (n,)).fetchall())
+    for number, name in step.db.execute(queries.idle_counters, (n,)).fetchall():
+        window = step.settings.limit(name).window
+        step.db.execute(queries.forget_starts, (number, step.now - window))
+        gone += len(step.db.execute(queries.forget_counter, (number,)).fetchall())
+    if gone:  # other processes remember them by number
+        step.settings_changed = True
+        step.forget_names()
+    return forgotten + gone

@@ -1,0 +1,97 @@
+-- name: held_by
+SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end
+FROM taskmill_task INDEXED BY taskmill_task_held WHERE worker = ? AND state = 3 LIMIT ?;
+
+-- name: held_up_to
+SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end
+FROM taskmill_task INDEXED BY taskmill_task_held WHERE worker = ? AND request <= ? AND state = 3;
+
+-- name: drop_worker
+DELETE FROM taskmill_worker WHERE id = ? RETURNING id;
+
+-- name: expired
+-- One that unwinds is never expired twice: its handler has the word.
+SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end
+FROM taskmill_task INDEXED BY taskmill_task_until WHERE expires_at IS NOT NULL AND state IN (0, 1, 2, 4) AND expires_at <= ? AND must_end IS NULL LIMIT ?;
+
+-- name: first_moving
+SELECT type FROM taskmill_moving LIMIT 1;
+
+-- name: drop_moving
+DELETE FROM taskmill_moving WHERE type = ?;
+
+-- name: plain_of_type
+SELECT t.seq, t.lane, b.payload, t.tenant FROM taskmill_task t INDEXED BY taskmill_task_type JOIN taskmill_body b USING (seq) WHERE t.type = ? AND t.lane < 0 AND t.state <= 2 LIMIT ?;
+
+-- name: move
+UPDATE taskmill_task SET lane = ?1, state = CASE WHEN ready_at <= ?2 THEN 0 ELSE state END WHERE seq = ?3;
+
+-- name: old
+SELECT t.seq, t.id, t.created_at FROM taskmill_task t INDEXED BY taskmill_task_ended
+WHERE state = ?1 AND state >= 5 AND finished_at <= ?2
+  AND NOT EXISTS (SELECT 1 FROM taskmill_outbox o WHERE o.subject = t.id) AND NOT EXISTS (SELECT 1 FROM taskmill_falling f WHERE f.seq = t.seq)
+ORDER BY finished_at LIMIT ?3;
+
+-- name: body
+SELECT payload, meta FROM taskmill_body WHERE seq = ?;
+
+-- name: add_known
+INSERT INTO taskmill_known (id, state, hash, until) VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET state = excluded.state, hash = excluded.hash, until = excluded.until;
+
+-- name: drop_tag
+DELETE FROM taskmill_tag WHERE name = ? AND value = ? AND seq = ?;
+
+-- name: drop_own_ending
+DELETE FROM taskmill_ending WHERE seq = ?1 AND NOT EXISTS (SELECT 1 FROM taskmill_edge WHERE child = ?1);
+
+-- name: drop_orphaned_endings
+DELETE FROM taskmill_ending WHERE seq IN (SELECT child FROM taskmill_edge WHERE parent = ?1)
+  AND NOT EXISTS (SELECT 1 FROM taskmill_task t WHERE t.seq = taskmill_ending.seq)
+  AND NOT EXISTS (SELECT 1 FROM taskmill_edge e WHERE e.child = taskmill_ending.seq AND e.parent <> ?1);
+
+-- name: drop_edges
+DELETE FROM taskmill_edge WHERE parent = ?;
+
+-- name: drop_attempts
+DELETE FROM taskmill_attempt WHERE seq = ?;
+
+-- name: drop_checkpoints
+DELETE FROM taskmill_checkpoint WHERE seq = ?;
+
+-- name: drop_body
+DELETE FROM taskmill_body WHERE seq = ?;
+
+-- name: drop_task
+DELETE FROM taskmill_task WHERE seq = ?;
+
+-- name: forget_known
+DELETE FROM taskmill_known WHERE id IN (SELECT id FROM taskmill_known WHERE until <= ?1 LIMIT ?2) RETURNING 1;
+
+-- name: forget_dedupe
+DELETE FROM taskmill_dedupe WHERE (tenant, type, key) IN (
+  SELECT d.tenant, d.type, d.key FROM taskmill_dedupe d LEFT JOIN taskmill_task t ON t.id = d.id WHERE d.until <= ?1 AND (t.state IS NULL OR t.state >= 5) LIMIT ?2)
+RETURNING 1;
+
+-- name: forget_taken
+DELETE FROM taskmill_taken WHERE id IN (SELECT id FROM taskmill_taken WHERE until <= ?1 LIMIT ?2) RETURNING 1;
+
+-- name: forget_lanes
+DELETE FROM taskmill_lane WHERE id IN (
+  SELECT l.id FROM taskmill_lane l INDEXED BY taskmill_lane_idle WHERE l.top IS NULL
+    AND NOT EXISTS (SELECT 1 FROM taskmill_task t INDEXED BY taskmill_task_lane WHERE t.lane = l.id AND t.lane > 0 AND t.state <= 4) LIMIT ?)
+RETURNING 1;
+
+-- name: forget_shares
+DELETE FROM taskmill_share WHERE id IN (
+  SELECT s.id FROM taskmill_share s WHERE s.top IS NULL AND NOT EXISTS (SELECT 1 FROM taskmill_lane l WHERE l.queue = s.queue AND l.share = s.id) LIMIT ?)
+RETURNING 1;
+
+-- name: idle_counters
+SELECT id, name FROM taskmill_counter WHERE running = 0 LIMIT ?;
+
+-- name: forget_starts
+DELETE FROM taskmill_start WHERE counter = ? AND at <= ?;
+
+-- name: forget_counter
+DELETE FROM taskmill_counter WHERE id = ?1 AND running = 0 AND NOT EXISTS (SELECT 1 FROM taskmill_start WHERE counter = ?1)
+  AND NOT EXISTS (SELECT 1 FROM taskmill_lane WHERE shut = ?1) RETURNING 1;

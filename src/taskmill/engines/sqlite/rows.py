@@ -1,0 +1,136 @@
+"""How records lie in rows: numbers for states and flags, JSON for what is rare."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from taskmill.retry import Retry
+from taskmill.task import ErrorInfo, OnFailure, Progress, Resolved, State, Unique
+
+__all__ = ["FAR", "Meta", "decode_error", "decode_meta", "encode_error", "encode_meta", "state_name"]
+
+PENDING: Final = 0
+SCHEDULED: Final = 1
+RETRYING: Final = 2
+RUNNING: Final = 3
+WAITING: Final = 4
+COMPLETED: Final = 5
+DEAD: Final = 6
+CANCELLED: Final = 7
+STATES: Final = (State.PENDING, State.SCHEDULED, State.RETRYING, State.RUNNING, State.WAITING, State.COMPLETED, State.DEAD, State.CANCELLED)
+NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
+
+ON_FAILURE: Final = (OnFailure.CANCEL, OnFailure.IGNORE, OnFailure.HOLD)
+ON_FAILURE_NUMBERS: Final = {value: number for number, value in enumerate(ON_FAILURE)}
+
+# What a task has beside its row. A task with none of these ends in one plain update.
+ORDERED: Final = 1
+CANCEL: Final = 2
+UNIQUE_STARTED: Final = 4
+UNIQUE_ENDED: Final = 8
+EDGES: Final = 16
+WAITED: Final = 32
+SEALED: Final = 64
+AWAITS: Final = 128
+UNWIND: Final = 256
+CHECKPOINTS: Final = 512
+SIGNALS: Final = 1024
+
+FAR: Final = 1 << 62
+"""A time that never comes."""
+
+
+class Meta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What few tasks have and nothing but inspection and the handler reads."""
+
+    headers: Mapping[str, str] = MappingProxyType({})
+    tags: Mapping[str, str] = MappingProxyType({})
+    key: str | None = None
+    window: int = 0
+    unique: Unique | None = None
+    limits: tuple[str, ...] = ()
+    share: str = ""
+    order: str | None = None
+
+
+_NO_META = Meta()
+_meta_decoder = msgspec.json.Decoder(Meta)
+_error_decoder = msgspec.json.Decoder(ErrorInfo)
+_progress_decoder = msgspec.json.Decoder(Progress)
+
+
+def encode_meta(resolved: Resolved) -> str | None:
+    new = resolved.new
+    if not (
+        new.headers or new.tags or new.idempotency_key or new.idempotency_window or resolved.unique or resolved.limits or resolved.share or resolved.order_key
+    ):
+        return None
+    meta = Meta(
+        headers=dict(new.headers),
+        tags=dict(new.tags),
+        key=new.idempotency_key,
+        window=new.idempotency_window or 0,
+        unique=resolved.unique,
+        limits=resolved.limits,
+        share=resolved.share,
+        order=resolved.order_key,
+    )
+    return msgspec.json.encode(meta).decode()
+
+
+def decode_meta(text: str | None) -> Meta:
+    return _NO_META if text is None else _meta_decoder.decode(text)
+
+
+def encode_error(error: ErrorInfo | None) -> str | None:
+    return None if error is None else msgspec.json.encode(error).decode()
+
+
+def decode_error(text: str | None) -> ErrorInfo | None:
+    return None if text is None else _error_decoder.decode(text)
+
+
+def encode_progress(progress: Progress) -> str:
+    return msgspec.json.encode(progress).decode()
+
+
+def decode_progress(text: str | None) -> Progress | None:
+    return None if text is None else _progress_decoder.decode(text)
+
+
+_DEFAULT_RETRY = Retry()
+
+
+@functools.lru_cache(maxsize=1024)
+def encode_retry(retry: Retry) -> str | None:
+    return None if retry == _DEFAULT_RETRY else retry.encode()
+
+
+def decode_retry(text: str | None) -> Retry:
+    return _DEFAULT_RETRY if text is None else Retry.decode(text)
+
+
+@functools.lru_cache(maxsize=4096)
+def decode_names(text: str) -> tuple[str, ...]:
+    return tuple(msgspec.json.decode(text, type=list[str]))
+
+
+@functools.lru_cache(maxsize=4096)
+def encode_names(names: tuple[str, ...]) -> str:
+    return msgspec.json.encode(names).decode()
+
+
+def state_name(state: int, ready_at: int, now: int) -> State:
+    """A due task reads as pending without anybody having touched it."""
+    if state in (SCHEDULED, RETRYING) and ready_at <= now:
+        return State.PENDING
+    return STATES[state]
+
+
+def json_text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,363 @@
+"""Settings as data: what operators put and code declares; schedules' firing; and rates asked for directly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from taskmill.engine import Entry, Fired, Item, Joining, Record, Status, Submitted, Taken, Term
+from taskmill.engines.sqlite import lanes
+from taskmill.engines.sqlite.recover import check_term
+from taskmill.engines.sqlite.rows import (
+    CHECKPOINTS,
+    COMPLETED,
+    EDGES,
+    FAR,
+    NUMBERS,
+    ON_FAILURE_NUMBERS,
+    ORDERED,
+    RUNNING,
+    SEALED,
+    SIGNALS,
+    UNIQUE_ENDED,
+    UNIQUE_STARTED,
+    UNWIND,
+    WAITED,
+    Meta,
+    encode_error,
+    encode_progress,
+    encode_retry,
+    json_text,
+)
+from taskmill.engines.sqlite.sql import load
+from taskmill.engines.sqlite.step import LimitDefinition, QueueSettings, Settings, Step
+from taskmill.engines.sqlite.submit import submit
+from taskmill.engines.sqlite.transitions import Moves, read_rows
+from taskmill.errors import InvalidInput, NotFound, StaleVersion
+from taskmill.events import Kind
+from taskmill.task import NewTask, Task, TypeSettings, check_key, check_limit, check_name, check_range, check_settings
+
+__all__ = ["drop", "fire", "join", "lead", "outbox", "put", "resign", "restore", "take"]
+
+queries = load("settings.sql")
+step_queries = load("step.sql")
+
+HOT = {"type", "limit", "queue", "pause", "outbox"}
+"""Kinds that every step obeys; a change of them makes all processes read them anew."""
+
+
+def put(step: Step, kind: str, name: str, value: bytes, version: int | None, *, operator: bool) -> Item:
+    _check(kind, name, value)
+    row = step.db.execute(queries.item, (kind, name, operator)).fetchone()
+    current = 0 if row is None else row[1]
+    if version is not None and current != version:
+        if row is not None and current == version + 1 and row[0] == value:
+            return Item(kind=kind, name=name, value=value, version=current, operator=operator)
+        raise StaleVersion(f"{kind} {name!r} has version {current}, not {version}", field="version", hint="read it again, then put")
+    if row is None or row[0] != value or version is not None:
+        current += 1
+        _write(step, kind, name, value, current, operator=operator)
+        if operator:
+            step.owe("audit", f"{kind}/{name}", {"kind": kind, "name": name, "version": current})
+    return Item(kind=kind, name=name, value=value, version=current, operator=operator)
+
+
+def _write(step: Step, kind: str, name: str, value: bytes, version: int, *, operator: bool, app: str = "", app_version: int = 0) -> None:
+    step.db.execute(queries.put, (kind, name, operator, value, version, app, app_version))
+    _changed(step, kind, name)
+
+
+def _changed(step: Step, kind: str, name: str) -> None:
+    """Obeyed by every following step at once, this one included."""
+    step.event(Kind.SETTING_CHANGED, f"{kind}/{name}", 0)
+    step.woke = True
+    if kind not in HOT:
+        return
+    before = step.settings
+    step.settings_changed = True
+    step.settings = Settings(step.db.execute(step_queries.settings))
+    if kind == "limit":
+        for (counter,) in step.db.execute(queries.shut_counters, (name,)).fetchall():
+            lanes.wake(step, lanes.Limit(step, counter))
+    elif kind == "type":
+        _move_older(step, name, before)
+
+
+def _move_older(step: Step, name: str, before: Settings) -> None:
+    """A type's first limit takes tasks from then on; older ones move into lanes in slices."""
+    now, was = step.settings.types.get(name), before.types.get(name)
+    if now is not None and was is not None and (now.limits, now.fair) != (was.limits, was.fair):
+        step.db.execute(queries.add_moving, (name,))
+
+
+def _check(kind: str, name: str, value: bytes) -> None:
+    check_name(kind, "kind")
+    check_key(name, "name")
+    try:
+        match kind:
+            case "type":
+                check_settings(msgspec.json.decode(value, type=TypeSettings), name)
+            case "limit":
+                check_name(name, "name")
+                _check_limit(msgspec.json.decode(value, type=LimitDefinition))
+            case "queue":
+                check_name(name, "name")
+                msgspec.json.decode(value, type=QueueSettings)
+            case "pause":
+                if not name.startswith(("queue:", "type:", "schedule:")):
+                    raise InvalidInput(f"{name!r} cannot be paused", field="name", hint="queue:NAME, type:NAME or schedule:NAME")
+            case _:
+                msgspec.json.decode(value)
+    except msgspec.DecodeError as error:
+        raise InvalidInput(f"the value of {kind} {name!r} is wrong: {error}", code="invalid_setting", field="value") from None
+
+
+def _check_limit(definition: LimitDefinition) -> None:
+    if definition.rate is not None:
+        check_range(definition.rate, "rate", 1, 1 << 40)
+        check_range(definition.window, "window", 1_000, 366 * 86_400_000_000)
+    if definition.cap is not None:
+        check_range(definition.cap, "cap", 0, 1 << 30)
+    if definition.rate is None and definition.cap is None:
+        raise InvalidInput("the limit limits nothing", field="rate", hint="give a rate with its window, a cap, or both")
+
+
+def drop(step: Step, kind: str, name: str, version: int | None) -> bool:
+    row = step.db.execute(queries.item, (kind, name, True)).fetchone()
+    if row is None:
+        return False
+    if version is not None and row[1] != version:
+        raise StaleVersion(f"{kind} {name!r} has version {row[1]}, not {version}", field="version", hint="read it again, then drop")
+    step.db.execute(queries.drop, (kind, name))
+    step.owe("audit", f"{kind}/{name}", {"kind": kind, "name": name, "version": None})
+    _changed(step, kind, name)
+    return True
+
+
+# Workers and what their code declares
+
+
+def join(step: Step, joining: Joining) -> None:
+    check_key(joining.worker, "worker", length=128)
+    for queue in joining.queues:
+        step.queue(check_name(queue, "queues"))
+    for name, settings in joining.types.items():
+        check_settings(settings, name)
+    for name, value in joining.limits.items():
+        _declare(step, joining, "limit", name, value)
+    for name, settings in joining.types.items():
+        _declare(step, joining, "type", name, msgspec.json.encode(settings))
+    _declare_schedules(step, joining)
+    names = msgspec.json.encode(sorted(joining.types)).decode()
+    step.db.execute(queries.join, (joining.worker, json_text(joining.queues), names, joining.lease, step.now, json_text(dict(joining.info))))
+    step.event(Kind.WORKER_JOINED, joining.worker, 0)
+    step.woke = True
+
+
+def _declare(step: Step, joining: Joining, kind: str, name: str, value: bytes) -> None:
+    """Code's own setting, never over one of a higher version; unchanged ones cost nothing."""
+    _check(kind, name, value)
+    row = step.db.execute(queries.declared, (kind, name)).fetchone()
+    if row is not None and (row[2] > joining.version or (row[0] == value and row[2] == joining.version)):
+        return
+    version = 1 if row is None else row[1] + (row[0] != value)
+    step.db.execute(queries.put, (kind, name, False, value, version, joining.app, joining.version))
+    if row is None or row[0] != value:
+        _changed(step, kind, name)
+
+
+def _declare_schedules(step: Step, joining: Joining) -> None:
+    """A schedule that its own app no longer declares is paused as orphaned; declared again, it goes on."""
+    for name, value in joining.schedules.items():
+        _declare(step, joining, "schedule", name, value)
+        step.db.execute(queries.drop_declared, ("pause", f"schedule:{name}"))
+    for name, app_version in step.db.execute(queries.schedules_of, (joining.app,)).fetchall():
+        if name not in joining.schedules and app_version <= joining.version:
+            _declare(step, joining, "pause", f"schedule:{name}", b'{"reason":"orphaned"}')
+
+
+# Leadership: the number is here, the renewal in the live file
+
+
+def lead(step: Step, role: str, holder: str) -> Term:
+    """A new term, with a higher number than any before."""
+    number: int = step.db.execute(queries.lead, (role, holder)).fetchone()[0]
+    step.event(Kind.LEADER_CHANGED, role, number, {"holder": holder})
+    return Term(role, holder, number)
+
+
+def resign(step: Step, term: Term) -> bool:
+    return step.db.execute(queries.resign, (term.role, term.number, term.holder)).fetchone() is not None
+
+
+# Schedules
+
+
+def fire(step: Step, schedule: str, version: int, tasks: Sequence[NewTask], next_at: int | None, term: Term) -> Fired:
+    check_term(step, term)
+    row = step.db.execute(queries.schedule, (schedule,)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no schedule {schedule!r}", field="schedule")
+    value, current = row
+    if current != version:
+        raise StaleVersion(f"schedule {schedule!r} has version {current}, not {version}", field="version", hint="read it again")
+    fired = step.db.execute(queries.item, ("fired", schedule, False)).fetchone()
+    state: dict[str, object] = {} if fired is None else msgspec.json.decode(fired[0])
+    overlap = msgspec.json.decode(value).get("overlap", "allow")
+    answers: list[Submitted] = []
+    last = state.get("last")
+    for new in tasks:
+        answer = _fire_one(step, new, last if isinstance(last, str) else None, overlap)
+        if answer is not None:
+            answers.append(answer)
+            last = answer.id
+    state |= {"next_at": next_at, "last": last, "fired_at": step.now}
+    step.db.execute(queries.put, ("fired", schedule, False, msgspec.json.encode(state), 1 if fired is None else fired[1] + 1, "", 0))
+    step.event(Kind.SCHEDULE_FIRED, schedule, version)
+    return Fired(tuple(answers), version)
+
+
+def _fire_one(step: Step, new: NewTask, last: str | None, overlap: str) -> Submitted | None:
+    """One fire time's task; None where the one before still lives and the schedule skips."""
+    row = read_rows(step, (last,)).get(last) if last is not None and last != new.id else None
+    if row is not None and row.state < COMPLETED and read_rows(step, (new.id,)).get(new.id) is None:
+        if overlap == "skip":
+            return None
+        if overlap == "replace":
+            if row.state == RUNNING:
+                step.db.execute(queries.request_cancel, (step.now, row.seq))
+            else:
+                moves = Moves(step)
+                moves.cancel(row)
+                moves.settle()
+    answer = submit(step, (new,))[0]
+    return None if answer.status is Status.REFUSED else answer
+
+
+# Rates
+
+
+def take(step: Step, name: str, n: int, request: str) -> Taken:
+    definition = step.settings.limits.get(check_limit(name)[0])
+    if definition is None or definition.rate is None:
+        raise NotFound(f"there is no rate {name!r}", code="unknown_limit", field="limit", hint="put it first")
+    check_range(n, "n", 1, definition.rate)
+    row = step.db.execute(queries.taken, (request,)).fetchone()
+    if row is not None:
+        return Taken(bool(row[0]), row[1])
+    limit = lanes.Limit(step, name)
+    granted = definition.rate - limit.used >= n
+    if granted:
+        limit.count(n)
+        limit.save()
+    retry_at = None if granted else limit.next_room_at()
+    step.db.execute(queries.remember_taken, (request, granted, retry_at, step.now + definition.window))
+    return Taken(granted, retry_at)
+
+
+# Outbox
+
+
+def outbox(step: Step, kind: str, after: int, n: int, term: Term) -> tuple[Entry, ...]:
+    check_term(step, term)
+    step.db.execute(queries.cut_outbox, (kind, after))
+    return tuple(Entry(*row) for row in step.db.execute(queries.outbox, (kind, after, n)))
+
+
+# Whole records
+
+
+def restore(step: Step, records: Sequence[Record]) -> list[bool]:
+    answers = [_restore(step, record) for record in records]
+    for record, inserted in zip(records, answers, strict=True):
+        if inserted:
+            _restore_edges(step, record)
+    step.woke = True
+    return answers
+
+
+def _restore(step: Step, record: Record) -> bool:
+    task = record.task
+    if read_rows(step, (task.id,)) or step.db.execute(queries.is_known, (task.id, step.now)).fetchone():
+        return False
+    step.seq += 1
+    seq = step.seq
+    state = NUMBERS[task.state]
+    if state == RUNNING:  # its lease was of another store: it is ready here
+        state = 0
+    lane = step.lane_id(step.queue(task.queue), task.fair_key, task.limits, task.order_key or "")
+    ready_at = FAR if state == NUMBERS[task.state.WAITING] else task.run_at
+    ended = state >= COMPLETED
+    step.db.execute(
+        queries.restore_task,
+        {
+            "seq": seq, "id": task.id, "type": task.type, "queue": task.queue, "tenant": task.tenant, "lane": lane, "state": state, "priority": task.priority,
+            "ready_at": ready_at, "version": task.version, "executions": task.executions, "failures": task.failures, "crashes": task.crashes,
+            "flags": _restored_flags(record), "open_edges": task.open_edges, "created_at": task.created_at, "updated_at": task.updated_at,
+            "expires_at": task.expires_at, "finished_at": task.finished_at, "token": task.token if ended else None, "worker": task.worker if ended else None,
+            "started_at": task.started_at, "must_end": task.must_end, "phase": task.phase,
+            "progress": None if task.progress is None else encode_progress(task.progress),
+        },
+    )  # fmt: skip
+    _restore_parts(step, seq, record)
+    if lane > 0:
+        lanes.refresh(step, (lane,))
+    return True
+
+
+def _restored_flags(record: Record) -> int:
+    task = record.task
+    flags = 0
+    for present, flag in (
+        (task.order_key is not None, ORDERED),
+        (task.sealed, SEALED),
+        (task.unwind, UNWIND),
+        (bool(record.checkpoints), CHECKPOINTS),
+        (bool(record.signals), SIGNALS),
+        (bool(record.edges), EDGES),
+        (task.unique is not None and task.unique.until == "started", UNIQUE_STARTED),
+        (task.unique is not None and task.unique.until == "ended", UNIQUE_ENDED),
+    ):
+        if present:
+            flags |= flag
+    return flags
+
+
+def _restore_parts(step: Step, seq: int, record: Record) -> None:
+    task, db = record.task, step.db
+    db.execute(queries.add_body, (seq, task.payload, encode_retry(task.retry), task.timeout, task.max_crashes, task.run_at, _restored_meta(task)))
+    if task.result is not None or task.error is not None:
+        db.execute(queries.add_ending, (seq, task.result, encode_error(task.error)))
+    if task.unique is not None and task.state not in {task.state.COMPLETED, task.state.DEAD, task.state.CANCELLED}:
+        db.execute(queries.hold, (task.tenant, task.type, task.unique.key, seq))
+    db.executemany(queries.add_tag, [(name, value, seq) for name, value in task.tags.items()])
+    db.executemany(queries.add_checkpoint, [(seq, name, value) for name, value in record.checkpoints.items()])
+    db.executemany(queries.add_signal, [(seq, s.number, s.id, s.name, s.data, s.at) for s in record.signals])
+    db.executemany(
+        queries.add_attempt,
+        [(seq, a.number, a.worker, a.token, a.started_at, a.ended_at, a.outcome, encode_error(a.error)) for a in record.attempts if a.ended_at is not None],
+    )
+
+
+def _restored_meta(task: Task) -> str:
+    meta = Meta(
+        headers=dict(task.headers), tags=dict(task.tags), key=task.idempotency_key, window=task.idempotency_window, unique=task.unique,
+        limits=task.limits, share=task.fair_key, order=task.order_key,
+    )  # fmt: skip
+    return json_text(meta)
+
+
+def _restore_edges(step: Step, record: Record) -> None:
+    """Edges of a whole batch, once all its records are there."""
+    parent = step.db.execute(queries.seq, (record.task.id,)).fetchone()[0]
+    for edge in record.edges:
+        child = step.db.execute(queries.seq, (edge.task,)).fetchone()
+        number = -1 if child is None else child[0]
+        outcome = None if edge.outcome is None else NUMBERS[edge.outcome]
+        step.db.execute(queries.add_edge, (parent, number, edge.task, ON_FAILURE_NUMBERS[edge.on_failure], outcome))
+        step.db.execute(queries.mark_waited, (WAITED, number))
+
+
+def schedule_states(step: Step) -> Mapping[str, bytes]:
+    return dict(step.db.execute(queries.fired).fetchall())

@@ -1,0 +1,61 @@
+"""Named queries in .sql files: `-- name: oldest` above a statement makes it `queries.oldest`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from importlib.resources import files
+from typing import Any, Protocol
+
+__all__ = ["Database", "Queries", "load", "migrations"]
+
+_NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+
+
+class Rows(Protocol):
+    """What a statement answers."""
+
+    def fetchone(self) -> Any: ...
+
+    def fetchall(self) -> list[Any]: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Database(Protocol):
+    """The part of an apsw connection that statements run on."""
+
+    @property
+    def in_transaction(self) -> bool: ...
+
+    def execute(self, statement: str, bindings: Any = None) -> Rows: ...
+
+    def executemany(self, statement: str, sequenceofbindings: Iterable[Any]) -> Rows: ...
+
+    def close(self) -> None: ...
+
+
+class Queries:
+    """The statements of one file, by name."""
+
+    def __init__(self, statements: dict[str, str]) -> None:
+        self.__dict__.update(statements)
+
+    def __getattr__(self, name: str) -> str:
+        raise AttributeError(f"no query is named {name!r}")
+
+
+def load(file: str) -> Queries:
+    text = (files(__package__) / file).read_text(encoding="utf-8")
+    parts = _NAME.split(text)[1:]
+    return Queries({name: statement.strip().rstrip(";") for name, statement in zip(parts[::2], parts[1::2], strict=True)})
+
+
+def migrations() -> list[tuple[int, str, str]]:
+    """(number, name, statements) of every migration, in order."""
+    found = []
+    for file in (files(__package__) / "migrations").iterdir():
+        if file.name.endswith(".sql"):
+            number, _, name = file.name.removesuffix(".sql").partition("_")
+            found.append((int(number), name, file.read_text(encoding="utf-8")))
+    return sorted(found)

@@ -1,0 +1,237 @@
+"""One write transaction in progress: its connection, its moment, and what it has learnt of the store.
+
+A step is what every verb runs in. Its caches (queues, lanes, counters, settings) hold only what is committed: they are thrown away when a
+transaction is rolled back, and when the store's generation says that another process changed or removed something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from taskmill.engines.sqlite.rows import decode_names
+from taskmill.engines.sqlite.sql import Database, load
+from taskmill.events import Kind
+from taskmill.task import TypeSettings, check_limit
+
+__all__ = ["Lane", "LimitDefinition", "QueueSettings", "Settings", "Step"]
+
+queries = load("step.sql")
+
+EPOCH = 1_577_836_800_000_000
+"""2020, so that tokens stay below 2^53 and every language's JSON can hold them."""
+
+RING = 10_000
+"""Events kept for listeners; one that falls further behind is told to read anew."""
+
+
+class Lane(msgspec.Struct, frozen=True):
+    """What never changes about a lane."""
+
+    id: int
+    queue: int
+    share: int
+    limits: tuple[str, ...]
+    order_key: str
+    type: str
+
+
+class LimitDefinition(msgspec.Struct, frozen=True):
+    """A limit's numbers: at most `rate` starts in any `window`, at most `cap` at once."""
+
+    rate: int | None = None
+    window: int = 1_000_000
+    cap: int | None = None
+
+
+class QueueSettings(msgspec.Struct, frozen=True):
+    """How a queue shares itself out."""
+
+    weights: dict[str, int] = {}
+    priorities: tuple[int, int, int, int] | None = None
+    fair: str | None = None
+
+
+class Settings:
+    """The settings in force, as the hot path needs them."""
+
+    def __init__(self, rows: Iterable[tuple[str, str, bytes]]) -> None:
+        self.types: dict[str, TypeSettings] = {}
+        self.limits: dict[str, LimitDefinition] = {}
+        self.queues: dict[str, QueueSettings] = {}
+        self.paused_queues: set[str] = set()
+        self.paused_types: set[str] = set()
+        self.outbox: set[str] = set()
+        for kind, name, value in rows:
+            self._read(kind, name, value)
+
+    def _read(self, kind: str, name: str, value: bytes) -> None:
+        match kind:
+            case "type":
+                self.types[name] = msgspec.json.decode(value, type=TypeSettings)
+            case "limit":
+                self.limits[name] = msgspec.json.decode(value, type=LimitDefinition)
+            case "queue":
+                self.queues[name] = msgspec.json.decode(value, type=QueueSettings)
+            case "pause":
+                what, _, which = name.partition(":")
+                (self.paused_queues if what == "queue" else self.paused_types).add(which)
+            case "outbox":
+                self.outbox.add(name)
+
+    def limit(self, name: str) -> LimitDefinition:
+        """The numbers of a limit; without a definition it counts but never closes, so what was charged can be given back."""
+        return self.limits.get(check_limit(name)[0], _UNLIMITED)
+
+
+_UNLIMITED = LimitDefinition()
+
+
+class Step:
+    """A connection in its transaction."""
+
+    def __init__(self, connection: Database) -> None:
+        self.db = connection
+        self.settings = Settings(())
+        self.generation = -1
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing of what was learnt is sure any more."""
+        self.queues: dict[str, int] = {}
+        self.queue_names: dict[int, str] = {}
+        self.shares: dict[tuple[int, str], int] = {}
+        self.share_names: dict[int, str] = {}
+        self.lanes: dict[int, Lane] = {}
+        self.lane_ids: dict[tuple[int, int, tuple[str, ...], str, str], int] = {}
+        self.counters: dict[str, int] = {}
+        self.workers: dict[str, tuple[str, ...]] = {}
+        self.generation = -1
+
+    def forget_names(self) -> None:
+        """A part of the transaction was taken back: names given in it may be gone, the settings are not."""
+        generation = self.generation
+        self.forget()
+        self.generation = generation
+
+    def begin(self, now: int) -> None:
+        """Called right after the write lock is held: nothing that this reads can change before the commit."""
+        self.now = now
+        self.woke = False
+        self.ended = False
+        self.settings_changed = False
+        self._events: list[tuple[str, str, int, int, str | None]] = []
+        row = self.db.execute(queries.store).fetchone()
+        self.token, self.seq, generation, listen_until = row
+        self._stored = (self.token, self.seq)
+        self.listening = listen_until > now
+        if generation != self.generation:
+            self.forget()
+            self.generation = generation
+            self.settings = Settings(self.db.execute(queries.settings))
+
+    def end(self) -> None:
+        """The last thing before the commit."""
+        if (self.token, self.seq) != self._stored:
+            self.db.execute(queries.set_store, (self.token, self.seq))
+        if self.settings_changed:
+            self.db.execute(queries.raise_generation)
+        if self._events:
+            self.db.executemany(queries.add_event, self._events)
+            self.db.execute(queries.cut_events, (RING,))
+
+    def mark(self) -> int:
+        """Where a part of this transaction began that may be taken back."""
+        return len(self._events)
+
+    def back_to(self, mark: int) -> None:
+        del self._events[mark:]
+        self.forget_names()
+        self.settings = Settings(self.db.execute(queries.settings))
+
+    # What the step tells others
+
+    def event(self, kind: Kind, subject: str, version: int, data: dict[str, Any] | None = None) -> None:
+        if self.listening:
+            self._events.append((kind.value, subject, version, self.now, None if data is None else msgspec.json.encode(data).decode()))
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
+    def owe(self, kind: str, subject: str, data: dict[str, Any]) -> None:
+        """An outbox entry, if somebody subscribed to its kind."""
+        if kind in self.settings.outbox:
+            self.db.execute(queries.add_outbox, (kind, subject, msgspec.json.encode(data), self.now))
+
+    # Names and their numbers
+
+    def queue(self, name: str) -> int:
+        number = self.queues.get(name)
+        if number is None:
+            self.db.execute(queries.add_queue, (name,))
+            number = self.db.execute(queries.queue_id, (name,)).fetchone()[0]
+            self.queues[name] = number
+            self.queue_names[number] = name
+        return number
+
+    def queue_name(self, number: int) -> str:
+        if number not in self.queue_names:
+            self.queue_names[number] = self.db.execute(queries.queue_name, (number,)).fetchone()[0]
+        return self.queue_names[number]
+
+    def share(self, queue: int, name: str) -> int:
+        number = self.shares.get((queue, name))
+        if number is None:
+            self.db.execute(queries.add_share, (queue, name))
+            number = self.db.execute(queries.share_id, (queue, name)).fetchone()[0]
+            self.shares[queue, name] = number
+            self.share_names[number] = name
+        return number
+
+    def share_name(self, number: int) -> str:
+        if number not in self.share_names:
+            self.share_names[number] = self.db.execute(queries.share_name, (number,)).fetchone()[0]
+        return self.share_names[number]
+
+    def lane_id(self, queue: int, share: str, limits: tuple[str, ...] = (), order_key: str = "", type_name: str = "") -> int:
+        """The lane of such tasks: the plain line of the queue where nothing sets them apart."""
+        if not (share or limits or order_key or type_name):
+            return -queue
+        key = (queue, self.share(queue, share), limits, order_key, type_name)
+        number = self.lane_ids.get(key)
+        if number is None:
+            stored = (key[0], key[1], msgspec.json.encode(limits).decode(), order_key, type_name)
+            self.db.execute(queries.add_lane, stored)
+            number = self.db.execute(queries.lane_id, stored).fetchone()[0]
+            self.lane_ids[key] = number
+            self.lanes[number] = Lane(number, key[0], key[1], limits, order_key, type_name)
+        return number
+
+    def lane(self, number: int) -> Lane:
+        lane = self.lanes.get(number)
+        if lane is None:
+            queue, share, limits, order_key, type_name = self.db.execute(queries.lane, (number,)).fetchone()
+            lane = Lane(number, queue, share, decode_names(limits), order_key, type_name)
+            self.lanes[number] = lane
+        return lane
+
+    def counter(self, name: str) -> int:
+        number = self.counters.get(name)
+        if number is None:
+            self.db.execute(queries.add_counter, (name,))
+            number = int(self.db.execute(queries.counter_id, (name,)).fetchone()[0])
+            self.counters[name] = number
+        return number
+
+    def check_term(self, role: str, holder: str, number: int) -> bool:
+        row = self.db.execute(queries.term, (role,)).fetchone()
+        return row is not None and row == (number, holder)
+
+    def tokens(self, n: int) -> int:
+        """The first of n new tokens. The clock is their epoch: a store that was restored or made anew never repeats one."""
+        first = max(self.token + 1, self.now - EPOCH)
+        self.token = first + n - 1
+        return first

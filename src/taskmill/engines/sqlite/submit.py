@@ -1,0 +1,470 @@
+"""Submit: every task of a batch stored once, or told why not.
+
+A plain batch of new tasks is two `executemany`. That all ids are new is assumed, not looked up: where the insert says otherwise, the step is taken back
+and done again with every id looked up first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import apsw
+import msgspec
+from msgspec.structs import replace
+
+from taskmill import codec
+from taskmill.engine import Durability, Status, Submitted
+from taskmill.engines.sqlite import lanes
+from taskmill.engines.sqlite.rows import (
+    CANCELLED,
+    COMPLETED,
+    DEAD,
+    EDGES,
+    FAR,
+    ON_FAILURE_NUMBERS,
+    ORDERED,
+    PENDING,
+    RUNNING,
+    SCHEDULED,
+    SEALED,
+    UNIQUE_ENDED,
+    UNIQUE_STARTED,
+    WAITED,
+    WAITING,
+    encode_error,
+    encode_meta,
+    encode_retry,
+)
+from taskmill.engines.sqlite.sql import load
+from taskmill.engines.sqlite.step import Step
+from taskmill.engines.sqlite.transitions import Moves, Row
+from taskmill.errors import Conflict, InvalidInput, NotFound, TaskmillError
+from taskmill.events import Kind
+from taskmill.task import Edge, ErrorInfo, NewTask, OnFailure, OnLimit, Resolved, check_limit, resolve
+
+__all__ = ["submit", "unknown_edge"]
+
+queries = load("submit.sql")
+
+
+class Draft(msgspec.Struct):
+    """A task on its way into the store."""
+
+    place: int
+    resolved: Resolved
+    seq: int = 0
+    lane: int = 0
+    state: int = PENDING
+    ready_at: int = 0
+    flags: int = 0
+    open_edges: int = 0
+    error: ErrorInfo | None = None
+    edge_failed: bool = False
+
+
+def submit(
+    step: Step, tasks: Sequence[NewTask], *, unseal: Sequence[str] = (), reserved: bool = False, durability: Durability = Durability.FSYNC
+) -> list[Submitted]:
+    if reserved:
+        return [_reserve(step, new, durability) for new in tasks]
+    batch = _Batch(step, tasks, durability)
+    state = (step.seq, step.woke)
+    step.db.execute("SAVEPOINT batch")
+    try:
+        batch.store(look_first=_must_look(step, tasks))
+    except apsw.ConstraintError:
+        step.db.execute("ROLLBACK TO batch")
+        step.forget_names()
+        step.seq, step.woke = state
+        batch = _Batch(step, tasks, durability)
+        batch.store(look_first=True)
+    step.db.execute("RELEASE batch")
+    break_seals(step, unseal)
+    return batch.answers()
+
+
+def _must_look(step: Step, tasks: Sequence[NewTask]) -> bool:
+    """Ids that may be known without standing in the table of tasks, or that stand twice in the batch."""
+    return step.db.execute(queries.any_known).fetchone() is not None or len({new.id for new in tasks}) < len(tasks)
+
+
+class _Batch:
+    def __init__(self, step: Step, tasks: Sequence[NewTask], durability: Durability) -> None:
+        self.step = step
+        self.tasks = tasks
+        self.durability = durability
+        self.answered: dict[int, Submitted] = {}
+        self.drafts: list[Draft] = []
+        self.first_ids: dict[str, str] = {}
+        self.uniques: dict[tuple[str, str, str], Draft] = {}
+        self.stirred: set[int] = set()
+        self.moves = Moves(step)
+
+    def answers(self) -> list[Submitted]:
+        return [self.answered[place] for place in range(len(self.tasks))]
+
+    def store(self, *, look_first: bool) -> None:
+        self._resolve()
+        self._refuse_unknown_edges()
+        if look_first:
+            firsts: dict[str, Draft] = {}
+            for draft in self.drafts:
+                firsts.setdefault(draft.resolved.new.id, draft)
+            self.drafts = [draft for draft in self.drafts if not self._is_known(draft, firsts[draft.resolved.new.id])]
+        self.drafts = [draft for draft in self.drafts if not self._is_held(draft)]
+        self._refuse_unknown_edges()
+        self._place()
+        self._insert()
+        self._link()
+        lanes.refresh(self.step, self.stirred)
+        self.moves.settle()
+
+    def _answer(self, place: int, status: Status, task: str, error: TaskmillError | None = None, *, reserved: bool = False) -> None:
+        self.answered[place] = Submitted(status, task, self.durability, reserved, error)
+
+    def _resolve(self) -> None:
+        types = self.step.settings.types
+        for place, new in enumerate(self.tasks):
+            try:
+                resolved = resolve(new, types.get(new.type))
+                self._check_limits(resolved)
+            except TaskmillError as error:
+                self._answer(place, Status.REFUSED, new.id, error)
+            else:
+                self.drafts.append(Draft(place, resolved))
+
+    def _check_limits(self, resolved: Resolved) -> None:
+        for name in resolved.limits:
+            definition = check_limit(name)[0]
+            if definition not in self.step.settings.limits:
+                raise InvalidInput(
+                    f"there is no limit {definition!r}", code="unknown_limit", field="limits", hint="put it first, or start a worker whose app declares it"
+                )
+
+    # Is it there already?
+
+    def _is_known(self, draft: Draft, earlier: Draft) -> bool:
+        """By id: an earlier one of this batch, a task, or what is remembered of one."""
+        new = draft.resolved.new
+        if earlier is not draft:
+            return self._compare(draft, new.id, codec.payload_hash(earlier.resolved.new.payload))
+        found = self.step.db.execute(queries.payload, (new.id,)).fetchone()
+        if found is not None:
+            return self._compare(draft, new.id, None if found[0] == new.payload else codec.payload_hash(found[0]))
+        remembered = self.step.db.execute(queries.known, (new.id, self.step.now)).fetchone()
+        if remembered is None:
+            return False
+        if remembered[0] is None:  # reserved: this is the task that was announced
+            self.step.db.execute(queries.forget_known, (new.id,))
+            return False
+        return self._compare(draft, new.id, remembered[1])
+
+    def _compare(self, draft: Draft, first: str, payload_hash: bytes | None, *, reserved: bool = False) -> bool:
+        new = draft.resolved.new
+        if payload_hash is None or payload_hash == codec.payload_hash(new.payload):
+            self._answer(draft.place, Status.DUPLICATE, first, reserved=reserved)
+            self.first_ids[new.id] = first
+        else:
+            conflict = Conflict(f"task {first} has the same id or key and another payload", field="payload", hint="use another key, or submit the same payload")
+            self._answer(draft.place, Status.CONFLICT, first, conflict)
+        return True
+
+    def _is_held(self, draft: Draft) -> bool:
+        """By idempotency key, then by unique key."""
+        new = draft.resolved.new
+        if new.idempotency_key is not None and self._has_key(draft, new.idempotency_key):
+            return True
+        return draft.resolved.unique is not None and self._has_unique(draft)
+
+    def _has_key(self, draft: Draft, key: str) -> bool:
+        new, step = draft.resolved.new, self.step
+        found = step.db.execute(queries.dedupe, (new.tenant, new.type, key)).fetchone()
+        if found is not None:
+            first, payload_hash, until, state = found
+            if first != new.id and (until > step.now or (state is not None and state < COMPLETED)):
+                reserved = state is None and step.db.execute(queries.is_reserved, (first,)).fetchone() is not None
+                return self._compare(draft, first, payload_hash, reserved=reserved)
+        until = step.now + draft.resolved.idempotency_window
+        step.db.execute(queries.add_dedupe, (new.tenant, new.type, key, new.id, codec.payload_hash(new.payload), until))
+        return False
+
+    def _has_unique(self, draft: Draft) -> bool:
+        new, unique = draft.resolved.new, draft.resolved.unique
+        assert unique is not None
+        name = (new.tenant, new.type, unique.key)
+        if name in self.uniques:
+            return self._joins(draft, self.uniques[name])
+        holder = self.step.db.execute(queries.holder, name).fetchone()
+        if holder is None:
+            draft.flags |= UNIQUE_STARTED if unique.until == "started" else UNIQUE_ENDED
+            self.uniques[name] = draft
+            return False
+        seq, task, state, lane = holder
+        if unique.on_conflict == "keep":
+            self._answer(draft.place, Status.DUPLICATE, task)
+            self.first_ids[new.id] = task
+        elif state == RUNNING:
+            self._answer(
+                draft.place, Status.CONFLICT, task, Conflict(f"task {task} holds the unique key and runs", field="unique", hint="wait until it has ended")
+            )
+        else:
+            self._replace(draft, seq, lane)
+            self._answer(draft.place, Status.REPLACED, task)
+            self.first_ids[new.id] = task
+        return True
+
+    def _joins(self, draft: Draft, earlier: Draft) -> bool:
+        """Its unique key is held by an earlier one of this batch."""
+        first, unique = earlier.resolved.new.id, draft.resolved.unique
+        replaces = unique is not None and unique.on_conflict == "replace"
+        if replaces:
+            earlier.resolved = replace(draft.resolved, new=replace(draft.resolved.new, id=first))
+        self._answer(draft.place, Status.REPLACED if replaces else Status.DUPLICATE, first)
+        self.first_ids[draft.resolved.new.id] = first
+        return True
+
+    def _replace(self, draft: Draft, seq: int, lane: int) -> None:
+        """The holder takes the new one's payload, priority and time; it keeps its id, its line and its edges."""
+        resolved, step = draft.resolved, self.step
+        state, ready_at, run_at = self._time(resolved.new)
+        step.db.execute(queries.replace_task, (state, ready_at, resolved.priority, step.now, seq))
+        step.db.execute(queries.replace_body, (resolved.new.payload, run_at, seq))
+        step.woke = True
+        if lane > 0:
+            self.stirred.add(lane)
+
+    # Edges
+
+    def _refuse_unknown_edges(self) -> None:
+        """A task that waits for one that does not exist, or for one that waits for it, is refused, and so is what waits for it."""
+        linked = [draft for draft in self.drafts if draft.resolved.new.edges or draft.resolved.new.parent]
+        if not linked:
+            return
+        refused = True
+        while refused:
+            present = {draft.resolved.new.id for draft in self.drafts} | set(self.first_ids)
+            bad = {draft.place: error for draft in self.drafts if (error := self._edge_error(draft, present)) is not None}
+            for place, error in bad.items():
+                self._refuse(self.tasks[place], place, error)
+            self.drafts = [draft for draft in self.drafts if draft.place not in bad]
+            refused = bool(bad)
+        self._refuse_cycles()
+
+    def _refuse(self, new: NewTask, place: int, error: TaskmillError) -> None:
+        self._answer(place, Status.REFUSED, new.id, error)
+        if new.idempotency_key is not None:
+            self.step.db.execute(queries.forget_dedupe, (new.tenant, new.type, new.idempotency_key, new.id))
+
+    def _edge_error(self, draft: Draft, present: set[str]) -> TaskmillError | None:
+        new, db = draft.resolved.new, self.step.db
+        for edge in new.edges:
+            if edge.task not in present and db.execute(queries.exists, (edge.task, self.step.now)).fetchone() is None:
+                return unknown_edge(edge.task)
+        if new.parent is not None and new.parent.task not in present:
+            parent = db.execute(queries.parent, (new.parent.task,)).fetchone()
+            if parent is None:
+                return unknown_edge(new.parent.task)
+            if parent[1] != WAITING or not parent[2] & SEALED:
+                return Conflict(
+                    f"task {new.parent.task} has no seal: it cannot wait for more",
+                    code="no_seal",
+                    field="parent",
+                    hint="submit it sealed, and unseal it with the last of its children",
+                )
+        return None
+
+    def _refuse_cycles(self) -> None:
+        waits: dict[str, set[str]] = {draft.resolved.new.id: {edge.task for edge in draft.resolved.new.edges} for draft in self.drafts}
+        for draft in self.drafts:
+            parent = draft.resolved.new.parent
+            if parent is not None and parent.task in waits:
+                waits[parent.task].add(draft.resolved.new.id)
+        free = {task: targets & waits.keys() for task, targets in waits.items()}
+        while done := {task for task, targets in free.items() if not targets}:
+            free = {task: targets - done for task, targets in free.items() if task not in done}
+        for draft in [draft for draft in self.drafts if draft.resolved.new.id in free]:
+            error = InvalidInput("these tasks wait for each other", code="cycle", field="edges", hint="a task cannot wait for one that waits for it")
+            self._refuse(draft.resolved.new, draft.place, error)
+            self.drafts.remove(draft)
+
+    # Into the store
+
+    def _time(self, new: NewTask) -> tuple[int, int, int]:
+        """(state, ready_at, run_at): only the store adds a delay to its clock."""
+        now = self.step.now
+        run_at = now + new.delay if new.delay is not None else now if new.run_at is None else new.run_at
+        return (SCHEDULED, run_at, run_at) if run_at > now else (PENDING, now, run_at)
+
+    def _place(self) -> None:
+        """Its number, its time, its lane."""
+        step = self.step
+        for draft in self.drafts:
+            resolved = draft.resolved
+            step.seq += 1
+            draft.seq = step.seq
+            draft.state, draft.ready_at, _ = self._time(resolved.new)
+            limits = resolved.limits
+            if limits and resolved.on_limit is OnLimit.REJECT:
+                self._count_or_reject(draft)
+                limits = ()
+            queue = step.queue(resolved.queue)
+            if resolved.share or limits or resolved.order_key:
+                draft.lane = step.lane_id(queue, resolved.share, limits, resolved.order_key or "")
+                if resolved.order_key:
+                    draft.flags |= ORDERED
+                self.stirred.add(draft.lane)
+            else:
+                draft.lane = -queue
+            if resolved.new.sealed:
+                draft.flags |= SEALED
+                draft.state, draft.ready_at = WAITING, FAR
+            step.woke = True
+
+    def _count_or_reject(self, draft: Draft) -> None:
+        limits = [lanes.Limit(self.step, name) for name in draft.resolved.limits]
+        if all(limit.room > 0 for limit in limits):
+            for limit in limits:
+                limit.count(1)
+                limit.save()
+            return
+        draft.state = DEAD
+        draft.error = ErrorInfo("rate_limited", "over its limit when it was submitted")
+
+    def _insert(self) -> None:
+        step, now = self.step, self.step.now
+        tasks, bodies = [], []
+        for draft in self.drafts:
+            resolved = draft.resolved
+            new = resolved.new
+            finished = now if draft.state == DEAD else None
+            tasks.append(
+                (
+                    draft.seq,
+                    new.id,
+                    new.type,
+                    resolved.queue,
+                    new.tenant,
+                    draft.lane,
+                    draft.state,
+                    resolved.priority,
+                    draft.ready_at,
+                    draft.flags,
+                    now,
+                    new.expires_at,
+                    finished,
+                )
+            )
+            run_at = self._time(new)[2]
+            bodies.append((draft.seq, new.payload, encode_retry(resolved.retry), resolved.timeout, resolved.max_crashes, run_at, encode_meta(resolved)))
+        step.db.executemany(queries.add_task, tasks)
+        step.db.executemany(queries.add_body, bodies)
+        for draft in self.drafts:
+            self._inserted(draft)
+
+    def _inserted(self, draft: Draft) -> None:
+        new, db = draft.resolved.new, self.step.db
+        if draft.error is None:
+            self._answer(draft.place, Status.CREATED, new.id)
+        else:
+            self._answer(draft.place, Status.REJECTED, new.id)
+            db.execute(queries.add_ending, (draft.seq, encode_error(draft.error)))
+            self.step.owe("ended", new.id, {"id": new.id, "type": new.type, "queue": draft.resolved.queue, "state": "dead", "version": 1})
+            self.step.owe("dead", new.id, {"id": new.id, "type": new.type, "queue": draft.resolved.queue, "state": "dead", "version": 1})
+        if new.tags:
+            db.executemany(queries.add_tag, [(name, value, draft.seq) for name, value in new.tags.items()])
+        if draft.flags & (UNIQUE_STARTED | UNIQUE_ENDED) and draft.resolved.unique is not None:
+            db.execute(queries.hold, (new.tenant, new.type, draft.resolved.unique.key, draft.seq))
+        self.step.event(Kind.SUBMITTED, new.id, 1, {"type": new.type, "queue": draft.resolved.queue})
+
+    def _link(self) -> None:
+        """Edges, once all rows are there: those of ended tasks fall at once."""
+        for draft in self.drafts:
+            for edge in draft.resolved.new.edges:
+                self._add_edge(draft.seq, edge)
+        for draft in self.drafts:
+            if draft.resolved.new.parent is not None:
+                parent = draft.resolved.new.parent
+                seq = self.step.db.execute(queries.parent, (self.first_ids.get(parent.task, parent.task),)).fetchone()[0]
+                self._add_edge(seq, Edge(draft.resolved.new.id, parent.on_failure))
+        waiters = {draft.seq for draft in self.drafts if draft.resolved.new.edges and draft.state != DEAD}
+        waiters |= self._parents_of_drafts()
+        for seq in waiters:
+            settle_waiter(self.step, self.moves, seq)
+
+    def _parents_of_drafts(self) -> set[int]:
+        found = set()
+        for draft in self.drafts:
+            if draft.resolved.new.parent is not None:
+                found.add(self.step.db.execute(queries.parent, (draft.resolved.new.parent.task,)).fetchone()[0])
+        return found
+
+    def _add_edge(self, parent: int, edge: Edge) -> None:
+        db = self.step.db
+        child_id = self.first_ids.get(edge.task, edge.task)
+        child = db.execute(queries.child, (child_id,)).fetchone()
+        if child is None:  # its record is gone; what it came to is remembered
+            seq, state, flags = -1, db.execute(queries.known, (child_id, self.step.now)).fetchone()[0], WAITED
+        else:
+            seq, state, flags = child
+        fallen = state is not None and state >= COMPLETED and (state == COMPLETED or edge.on_failure is not OnFailure.HOLD)
+        if db.execute(queries.add_edge, (parent, seq, child_id, ON_FAILURE_NUMBERS[edge.on_failure], state if fallen else None)).fetchone() is None:
+            return
+        db.execute(queries.raise_edges, (0 if fallen else 1, EDGES, parent))
+        if not flags & WAITED:
+            db.execute(queries.mark_waited, (WAITED, seq))
+
+
+def settle_waiter(step: Step, moves: Moves, seq: int) -> None:
+    """A task whose edges were just made: it waits while one is open, is cancelled when one has failed, and is ready otherwise."""
+    row = Row(*step.db.execute(queries.row, (seq,)).fetchone())
+    if step.db.execute(queries.failed_edge, (seq, CANCELLED, DEAD)).fetchone():
+        step.db.execute(queries.set_state, (WAITING, FAR, seq))
+        row.state = WAITING
+        moves.cancel(row, ErrorInfo("edge_failed", "a task it waits for did not complete"), reason="edge_failed")
+    elif row.open_edges or row.flags & SEALED:
+        step.db.execute(queries.set_state, (WAITING, FAR, seq))
+        if row.lane > 0:
+            moves.stirred.add(row.lane)
+
+
+def break_seals(step: Step, unseal: Sequence[str]) -> None:
+    """The seal falls with the last batch; broken again, it stays broken."""
+    if not unseal:
+        return
+    moves = Moves(step)
+    for task in unseal:
+        found = step.db.execute(queries.unseal, (SEALED, task)).fetchone()
+        if found is None:
+            if step.db.execute(queries.child, (task,)).fetchone() is None:
+                raise NotFound(f"there is no task {task}", field="unseal")
+            continue
+        row = Row(*found)
+        if row.state == WAITING and row.open_edges == 0:
+            moves.wake_up(row)
+    moves.settle()
+
+
+def _reserve(step: Step, new: NewTask, durability: Durability) -> Submitted:
+    """Remember id and key, for a log that will bring the task."""
+    payload_hash = codec.payload_hash(new.payload)
+    until = step.now + (new.idempotency_window or 72 * 3_600_000_000)
+    if new.idempotency_key is not None:
+        found = step.db.execute(queries.dedupe, (new.tenant, new.type, new.idempotency_key)).fetchone()
+        if found is not None and found[0] != new.id and (found[2] > step.now or (found[3] is not None and found[3] < COMPLETED)):
+            return _reserved_answer(step, found[0], found[1] == payload_hash, durability)
+        step.db.execute(queries.add_dedupe, (new.tenant, new.type, new.idempotency_key, new.id, payload_hash, until))
+    if step.db.execute(queries.exists, (new.id, step.now)).fetchone() is not None:
+        return _reserved_answer(step, new.id, True, durability)
+    step.db.execute(queries.add_known, (new.id, None, payload_hash, until))
+    return Submitted(Status.CREATED, new.id, durability, True)
+
+
+def _reserved_answer(step: Step, first: str, same: bool, durability: Durability) -> Submitted:
+    reserved = step.db.execute(queries.is_reserved, (first,)).fetchone() is not None
+    if same:
+        return Submitted(Status.DUPLICATE, first, durability, reserved)
+    return Submitted(Status.CONFLICT, first, durability, reserved, Conflict(f"task {first} has the same key and another payload", field="payload"))
+
+
+def unknown_edge(task: str) -> NotFound:
+    return NotFound(f"there is no task {task} to wait for", code="unknown_edge", field="edges", hint="submit it first, or in the same batch")

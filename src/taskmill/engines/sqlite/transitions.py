@@ -1,0 +1,249 @@
+"""The arrows of a task's life, and what each of them owes to lanes, limits, unique keys, edges, outbox and events.
+
+Verbs decide, `Moves` writes. Everything that concerns other rows (slots, lanes, edges) is gathered and done once by `settle`, so a batch of 500 ends
+touches each limit and each parent once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from taskmill.engines.sqlite import lanes
+from taskmill.engines.sqlite.rows import (
+    AWAITS,
+    CANCEL,
+    CANCELLED,
+    COMPLETED,
+    DEAD,
+    ON_FAILURE,
+    PENDING,
+    RUNNING,
+    SCHEDULED,
+    SEALED,
+    SIGNALS,
+    STATES,
+    UNIQUE_ENDED,
+    UNIQUE_STARTED,
+    UNWIND,
+    WAITED,
+    WAITING,
+    encode_error,
+)
+from taskmill.engines.sqlite.sql import load
+from taskmill.engines.sqlite.step import Step
+from taskmill.events import of_state
+from taskmill.task import ErrorInfo, OnFailure
+
+__all__ = ["EDGE_SLICE", "Moves", "Row", "fall_slice", "read_rows"]
+
+queries = load("transitions.sql")
+
+EDGE_SLICE = 500
+"""Edges applied in one step; a task that more are waiting for falls in slices."""
+
+
+class Row(msgspec.Struct):
+    """A task's row as a transition reads it; the order is that of the query `row`."""
+
+    seq: int
+    id: str
+    type: str
+    queue: str
+    tenant: str
+    lane: int
+    state: int
+    ready_at: int
+    version: int
+    executions: int
+    failures: int
+    crashes: int
+    flags: int
+    open_edges: int
+    token: int | None
+    worker: str | None
+    claimed_at: int | None
+    must_end: str | None
+
+
+def read_rows(step: Step, tasks: Iterable[str]) -> dict[str, Row]:
+    return {row[1]: Row(*row) for row in step.db.executemany(queries.row, [(task,) for task in tasks])}
+
+
+class Moves:
+    """The transitions of one step."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.freed: dict[int, int] = {}
+        self.stirred: set[int] = set()
+        self.fallen: list[tuple[int, int]] = []
+
+    # Arrivals
+
+    def ready(self, row: Row, *, ready_at: int, must_end: str | None = None, keep_lease: bool = False, executions: int | None = None) -> None:
+        """The task can be claimed from `ready_at` on."""
+        self._leave_lease(row)
+        if must_end is not None:
+            row.flags &= ~(CANCEL | AWAITS | SEALED)
+            row.crashes = 0
+        state = PENDING
+        values = (state, ready_at, row.failures, row.crashes, row.executions if executions is None else executions, row.flags, must_end or row.must_end)
+        self.step.db.execute(queries.set_ready, (*values, keep_lease, self.step.now, row.seq))
+        self._arrived(row, state)
+
+    def later(self, row: Row, state: int, ready_at: int) -> None:
+        """Scheduled or retrying, until `ready_at`; its lease ends with it and stays known, for the repeat of this step."""
+        self._leave_lease(row)
+        values = (state, ready_at, row.failures, row.crashes, row.executions, row.flags, row.must_end)
+        self.step.db.execute(queries.set_ready, (*values, True, self.step.now, row.seq))
+        self._arrived(row, state)
+
+    def wake_up(self, row: Row) -> None:
+        """Nothing is left to wait for; still no task starts before its time."""
+        run_at = self.step.db.execute(queries.run_at, (row.seq,)).fetchone()[0]
+        if row.executions == 0 and run_at > self.step.now:
+            self.later(row, SCHEDULED, run_at)
+        else:
+            self.ready(row, ready_at=self.step.now)
+
+    def wait(self, row: Row, *, deadline: int, awaits: str | None) -> None:
+        self._leave_lease(row)
+        self.step.db.execute(queries.set_waiting, (deadline, row.flags, row.open_edges, awaits, self.step.now, row.seq))
+        self._arrived(row, WAITING)
+
+    def end(self, row: Row, state: int, *, error: ErrorInfo | None = None, result: bytes | None = None, phase: str | None = None) -> None:
+        """Completed, dead or cancelled. The attempt that ended it stays in the row; one that ended earlier has its own record."""
+        attempt = row.state == RUNNING
+        self._leave_lease(row)
+        self.step.db.execute(
+            queries.set_ended,
+            (state, self.step.now, row.failures, row.crashes, row.executions, row.flags & ~(CANCEL | AWAITS | SEALED), phase, attempt, row.seq),
+        )
+        if error is not None or result is not None:
+            self.step.db.execute(queries.set_ending, (row.seq, result, encode_error(error)))
+        self._let_go(row, state)
+        self._arrived(row, state, error)
+        self.step.ended = True
+        owed = {"id": row.id, "type": row.type, "queue": row.queue, "state": STATES[state].value, "version": row.version}
+        self.step.owe("ended", row.id, owed)
+        if state == DEAD:
+            self.step.owe("dead", row.id, owed)
+
+    def cancel(self, row: Row, error: ErrorInfo | None = None, reason: str = "cancelled") -> int:
+        """Cancelled; a task that must unwind becomes ready to do so instead. Answers the state it came to."""
+        if row.flags & UNWIND and row.must_end is None:
+            self.ready(row, ready_at=self.step.now, must_end=reason)
+            return PENDING
+        self.end(row, CANCELLED, error=error)
+        return CANCELLED
+
+    def attempt(self, row: Row, outcome: str, started_at: int | None, error: ErrorInfo | None) -> None:
+        """The record of an attempt that did not end its task."""
+        values = (row.seq, row.executions, row.worker, row.token, started_at or row.claimed_at, self.step.now, outcome, encode_error(error))
+        self.step.db.execute(queries.add_attempt, values)
+
+    # What a transition owes
+
+    def _leave_lease(self, row: Row) -> None:
+        if row.lane > 0:
+            if row.state == RUNNING:
+                self.freed[row.lane] = self.freed.get(row.lane, 0) + 1
+            self.stirred.add(row.lane)
+
+    def _let_go(self, row: Row, state: int) -> None:
+        if row.flags & (UNIQUE_ENDED | UNIQUE_STARTED):
+            self.step.db.execute(queries.release_unique, (row.seq,))
+        if row.flags & SIGNALS:
+            self.step.db.execute(queries.forget_signals, (row.seq,))
+        if row.flags & WAITED:
+            self.fallen.append((row.seq, state))
+
+    def _arrived(self, row: Row, state: int, error: ErrorInfo | None = None) -> None:
+        row.state = state
+        row.version += 1
+        if row.lane < 0 and state < RUNNING:
+            self.step.woke = True
+        data: dict[str, Any] = {"type": row.type, "queue": row.queue}
+        if error is not None:
+            data["error"] = error.code
+        self.step.event(of_state(STATES[state]), row.id, row.version, data)
+
+    # Other rows, once for the whole step
+
+    def settle(self) -> bool:
+        """Apply what was decided. True if edges are left to fall in later slices."""
+        more = self._fall()
+        if self.freed:
+            lanes.give_back(self.step, self.freed)
+            self.freed = {}
+        if self.stirred:
+            lanes.refresh(self.step, self.stirred)
+            self.step.woke = True
+            self.stirred = set()
+        return more
+
+    def _fall(self) -> bool:
+        """Edges of tasks that ended here: a few fall at once, many in slices. A cascade of cancels is taken up by the slices too."""
+        fallen, self.fallen = self.fallen, []
+        if not fallen:
+            return False
+        db = self.step.db
+        states = dict(fallen)
+        edges = db.executemany(queries.open_edges, [(seq, 0, EDGE_SLICE + 1) for seq in states]).fetchall()
+        if len(edges) > EDGE_SLICE * 2 or any(state != COMPLETED for state in states.values()):
+            db.executemany(queries.add_falling, fallen)
+            return fall_slice(self.step, self)
+        self.apply_edges(edges, states)
+        return False
+
+    def apply_edges(self, edges: list[tuple[int, int, int, int]], states: dict[int, int]) -> None:
+        """Edges (id, parent, child, on_failure) fall with their child's state."""
+        fallen: list[tuple[int, int]] = []
+        counts: dict[int, int] = {}
+        cancelled: set[int] = set()
+        for edge, parent, child, on_failure in edges:
+            state = states[child]
+            if state != COMPLETED and ON_FAILURE[on_failure] is OnFailure.HOLD:
+                continue
+            fallen.append((state, edge))
+            counts[parent] = counts.get(parent, 0) + 1
+            if state != COMPLETED and ON_FAILURE[on_failure] is OnFailure.CANCEL:
+                cancelled.add(parent)
+        self.step.db.executemany(queries.set_outcome, fallen)
+        for found in self.step.db.executemany(queries.lower_edges, [(n, parent) for parent, n in counts.items()]).fetchall():
+            self._waiter(Row(*found), found[0] in cancelled)
+
+    def _waiter(self, row: Row, cancelled: bool) -> None:
+        if row.state != WAITING:
+            return
+        if cancelled:
+            self.cancel(row, ErrorInfo("edge_failed", "a task it waited for did not complete"), reason="edge_failed")
+        elif row.open_edges == 0 and not row.flags & (SEALED | AWAITS):
+            self.wake_up(row)
+
+
+def fall_slice(step: Step, moves: Moves | None = None) -> bool:
+    """One slice of the edges that are still to fall; True if there are more. Whoever comes next calls it: claim, finish, recover_lost."""
+    first = step.db.execute(queries.first_falling).fetchone()
+    if first is None:
+        return False
+    own = moves or Moves(step)
+    budget = EDGE_SLICE
+    while first is not None and budget > 0:
+        seq, state, after = first
+        edges = step.db.execute(queries.open_edges, (seq, after, budget)).fetchall()
+        own.apply_edges(edges, {seq: state})
+        if len(edges) < budget:
+            step.db.execute(queries.drop_falling, (seq,))
+        else:
+            step.db.execute(queries.advance_falling, (edges[-1][0], seq))
+        step.db.executemany(queries.add_falling, own.fallen)
+        own.fallen = []
+        budget -= len(edges) + 1
+        first = step.db.execute(queries.first_falling).fetchone()
+    if moves is None:
+        own.settle()
+    return first is not None

@@ -1,0 +1,148 @@
+"""Those who wait for tasks to end, and those who listen to events: one reader per process for all of the first, a ring in the store for the second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from taskmill.clock import SECOND, Clock
+from taskmill.engines.sqlite import inspect
+from taskmill.engines.sqlite.sql import Database, load
+from taskmill.engines.sqlite.step import Step
+from taskmill.engines.sqlite.wake import Listener, Waker
+from taskmill.errors import NotFound
+from taskmill.events import Event, Kind
+from taskmill.task import State
+
+__all__ = ["Waiters", "listen"]
+
+queries = load("inspect.sql")
+
+Answer = TypeVar("Answer")
+
+POLL = 0.5
+"""Seconds between two looks when no hint comes."""
+LISTEN = 60 * SECOND
+"""How long events are kept for a listener that has not been heard of."""
+
+
+class Read(Protocol):
+    def __call__(self, read: Callable[[Database], Answer]) -> Awaitable[Answer]: ...
+
+
+class Write(Protocol):
+    def __call__(self, step: Callable[[Step], Answer]) -> Awaitable[Answer]: ...
+
+
+class Waiters:
+    """Everybody in this process who waits for a task to end; one query looks for all of them."""
+
+    def __init__(self, read: Read, waker: Waker) -> None:
+        self._read = read
+        self._waker = waker
+        self._waiting: dict[str, set[asyncio.Future[tuple[str, State]]]] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    async def wait(self, ids: Sequence[str], timeout: int, clock: Clock) -> dict[str, State]:
+        future: asyncio.Future[tuple[str, State]] = asyncio.get_running_loop().create_future()
+        for task in ids:
+            self._waiting.setdefault(task, set()).add(future)
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._look())
+        try:
+            now = clock.now()
+            found = await self._read(lambda db: inspect.ended(db, ids, now))
+            for task in ids:
+                if task not in found:
+                    raise NotFound(f"there is no task {task}", field="ids")
+            there = {task: state for task, state in found.items() if state is not None}
+            if there or timeout <= 0:
+                return there
+            with contextlib.suppress(TimeoutError):
+                task, state = await asyncio.wait_for(future, timeout / 1e6)
+                return {task: state}
+            return {}
+        finally:
+            self._leave(ids, future)
+
+    def _leave(self, ids: Sequence[str], future: asyncio.Future[tuple[str, State]]) -> None:
+        for task in ids:
+            others = self._waiting.get(task)
+            if others is not None:
+                others.discard(future)
+                if not others:
+                    del self._waiting[task]
+
+    async def _look(self) -> None:
+        listener = self._waker.listen("wait")
+        try:
+            while self._waiting:
+                await listener.wait(POLL)
+                found = await self._read(self._ended)
+                for task, state in found.items():
+                    if state is not None:
+                        self._tell(task, state)
+        finally:
+            listener.close()
+            self._watch = None
+
+    def _ended(self, db: Database) -> dict[str, State | None]:
+        return inspect.ended(db, list(self._waiting), 0)
+
+    def _tell(self, task: str, state: State) -> None:
+        for future in self._waiting.get(task, ()):
+            if not future.done():
+                future.set_result((task, state))
+
+    async def close(self) -> None:
+        watch = self._watch
+        if watch is not None:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+
+
+async def listen(write: Write, read: Read, waker: Waker) -> AsyncGenerator[Event, None]:
+    """Register, then hand out what the ring has."""
+    listener = waker.listen("events")
+    try:
+        last = await write(_register)
+    except BaseException:
+        listener.close()
+        raise
+    return _events(write, read, listener, last)
+
+
+def _register(step: Step) -> int:
+    step.db.execute("UPDATE taskmill_store SET listen_until = max(listen_until, ?)", (step.now + LISTEN,))
+    row = step.db.execute(queries.last_event).fetchone()
+    return int(max(row))
+
+
+def _after(last: int, db: Database) -> list[tuple[Any, ...]]:
+    return db.execute(queries.events, (last,)).fetchall()
+
+
+async def _events(write: Write, read: Read, listener: Listener, last: int) -> AsyncGenerator[Event, None]:
+    loop = asyncio.get_running_loop()
+    renewed = loop.time()
+    try:
+        while True:
+            rows = await read(partial(_after, last))
+            if rows and rows[0][0] > last + 1:
+                yield Event(kind=Kind.RESYNC, subject="")
+            for number, kind, subject, version, at, data in rows:
+                last = number
+                yield Event(kind=Kind(kind), subject=subject, version=version, at=at, data={} if data is None else msgspec.json.decode(data))
+            if loop.time() - renewed > LISTEN / SECOND / 4:
+                renewed = loop.time()
+                await write(_register)
+            if not rows:
+                await listener.wait(POLL)
+    finally:
+        listener.close()

@@ -1,0 +1,228 @@
+"""One writer thread per process: steps that wait while it commits share the next commit.
+
+A group of steps is one transaction. A step that refuses (a TaskmillError) is taken back alone; anything unforeseen takes the whole group back, and each of its
+steps is then tried alone, so that nobody pays for another's fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import apsw
+
+from taskmill.clock import Clock
+from taskmill.engine import Durability, Submitted
+from taskmill.engines.sqlite.connection import WriteLock, translate
+from taskmill.engines.sqlite.sql import Database
+from taskmill.engines.sqlite.step import Step
+from taskmill.engines.sqlite.submit import submit
+from taskmill.errors import AnswerLost, StoreError, TaskmillError
+from taskmill.task import NewTask
+
+__all__ = ["Session", "Writer"]
+
+Answer = TypeVar("Answer")
+
+MOST_STEPS = 1_000
+"""Steps in one commit."""
+
+
+class Session:
+    """A connection that writes: lock, begin, steps, commit. Used by the writer thread, and by a user's transaction for itself."""
+
+    def __init__(self, connection: Database, lock: WriteLock, clock: Clock, committed: Callable[[Step], None]) -> None:
+        self.db = connection
+        self.step = Step(connection)
+        self._lock = lock
+        self._clock = clock
+        self._committed = committed
+
+    def begin(self) -> None:
+        """The clock is read when the lock is held, so no step is judged by a moment before it."""
+        self._lock.acquire()
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+            self.step.begin(self._clock.now())
+        except BaseException as error:
+            self.rollback()
+            if isinstance(error, apsw.Error):
+                raise translate(error) from None
+            raise
+
+    def commit(self) -> None:
+        try:
+            self.step.end()
+            self.db.execute("COMMIT")
+        except apsw.Error as error:
+            undone = self.db.in_transaction
+            self.rollback()
+            failure = translate(error)
+            raise failure if undone or isinstance(failure, AnswerLost) else AnswerLost(f"the commit did not answer: {error}") from None
+        self._lock.release()
+        self._committed(self.step)
+
+    def rollback(self) -> None:
+        try:
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
+        finally:
+            self.step.forget()
+            self._lock.release()
+
+    def close(self) -> None:
+        self.db.close()
+        self._lock.close()
+
+
+class Job(Generic[Answer]):
+    """A step and who waits for its answer."""
+
+    def __init__(self, run: Callable[[Step], Answer]) -> None:
+        self.run = run
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Answer] = self.loop.create_future()
+        self.answer: Answer | None = None
+        self.error: BaseException | None = None
+
+    def deliver(self) -> None:
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.answer)  # type: ignore[arg-type]
+
+
+class SubmitJob(Job[Sequence[Submitted]]):
+    """Submits that share a commit also share their statements."""
+
+    def __init__(self, tasks: Sequence[NewTask], durability: Durability) -> None:
+        super().__init__(lambda step: submit(step, tasks, durability=durability))
+        self.tasks = tasks
+        self.durability = durability
+
+
+class Writer:
+    """The thread and its queue."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._jobs: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="taskmill-writer", daemon=True)
+        self._thread.start()
+
+    async def run(self, step: Callable[[Step], Answer]) -> Answer:
+        return await self._ask(Job(step))
+
+    async def submit(self, tasks: Sequence[NewTask], durability: Durability) -> Sequence[Submitted]:
+        return await self._ask(SubmitJob(tasks, durability))
+
+    def _ask(self, job: Job[Answer]) -> asyncio.Future[Answer]:
+        if self._closed:
+            raise StoreError("the engine is closed", code="closed", hint="open it first")
+        self._jobs.put(job)
+        return job.future
+
+    async def close(self) -> None:
+        """What was asked for is still done."""
+        self._closed = True
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _work(self) -> None:
+        open_ = True
+        while open_:
+            jobs, open_ = self._gather()
+            if jobs:
+                self._run(jobs)
+                _deliver(jobs)
+        self._session.close()
+
+    def _gather(self) -> tuple[list[Job[Any]], bool]:
+        """All that wait now; False with the last of them."""
+        job = self._jobs.get()
+        jobs: list[Job[Any]] = []
+        while job is not None:
+            jobs.append(job)
+            if len(jobs) >= MOST_STEPS:
+                return jobs, True
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return jobs, True
+        return jobs, False
+
+    def _run(self, jobs: list[Job[Any]]) -> None:
+        try:
+            self._transaction(jobs)
+        except BaseException as error:  # the edge of the thread: whatever it is, somebody waits for the answer
+            if len(jobs) > 1 and not isinstance(error, (StoreError, MemoryError)):
+                for job in jobs:
+                    self._run([job])
+                return
+            failure = translate(error) if isinstance(error, apsw.Error) else error
+            for job in jobs:
+                job.error = failure
+
+    def _transaction(self, jobs: list[Job[Any]]) -> None:
+        session = self._session
+        session.begin()
+        try:
+            if len(jobs) == 1:
+                jobs[0].answer = jobs[0].run(session.step)
+            else:
+                _run_group(session.step, jobs)
+        except BaseException:
+            session.rollback()
+            raise
+        session.commit()
+
+
+def _run_group(step: Step, jobs: list[Job[Any]]) -> None:
+    submits = [job for job in jobs if isinstance(job, SubmitJob)]
+    if submits:
+        tasks = [task for job in submits for task in job.tasks]
+        answers = submit(step, tasks, durability=submits[0].durability)
+        place = 0
+        for mine in submits:
+            mine.answer = answers[place : place + len(mine.tasks)]
+            place += len(mine.tasks)
+    for job in jobs:
+        if not isinstance(job, SubmitJob):
+            _run_apart(step, job)
+
+
+def _run_apart(step: Step, job: Job[Any]) -> None:
+    """A step that others share the transaction with: its refusal is its own."""
+    job.error = None
+    mark = step.mark()
+    step.db.execute("SAVEPOINT step")
+    try:
+        job.answer = job.run(step)
+    except TaskmillError as error:
+        step.db.execute("ROLLBACK TO step")
+        step.back_to(mark)
+        job.error = error
+    step.db.execute("RELEASE step")
+
+
+def _deliver(jobs: list[Job[Any]]) -> None:
+    """One call into each event loop for all its answers."""
+    loops: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
+    for job in jobs:
+        loops.setdefault(job.loop, []).append(job)
+    for loop, mine in loops.items():
+        try:
+            loop.call_soon_threadsafe(_deliver_here, mine)
+        except RuntimeError:  # the loop was closed while its callers waited: nobody is left to hear
+            continue
+
+
+def _deliver_here(jobs: list[Job[Any]]) -> None:
+    for job in jobs:
+        job.deliver()

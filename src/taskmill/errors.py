@@ -1,0 +1,159 @@
+"""Every exception of the product, each with its code and what it means to HTTP and gRPC.
+
+    TaskmillError
+    ├── InvalidInput            422  INVALID_ARGUMENT     what the caller gave cannot be used; `field` names it
+    │   ├── InvalidPayload      422                       not JSON that every engine can hold
+    │   └── InvalidSettings     422                       a setting, its source and its remedy
+    ├── NotFound                404  NOT_FOUND            no such task, schedule, limit, …
+    ├── Expired                 410  NOT_FOUND            it was here; its record is gone, its final state is known
+    ├── Conflict                409  FAILED_PRECONDITION  the thing is not in the state this step needs
+    │   ├── StaleLease          409  ABORTED              the lease is no longer current; nothing was written
+    │   ├── StaleTerm           409  ABORTED              the leadership is over; nothing was written
+    │   └── StaleVersion        409  ABORTED              it was changed since the caller saw it
+    ├── RateLimited             429  RESOURCE_EXHAUSTED
+    ├── StoreError              503  UNAVAILABLE          the store did not answer, is busy, full or refused
+    │   └── AnswerLost          503  UNAVAILABLE          the step may have been applied: ask again, every verb may be repeated
+    └── WrongStore              500  FAILED_PRECONDITION  this program cannot work on this store (schema, path, library)
+
+A message says what is wrong; `hint` says what to do about it. Codes are stable, messages are not.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AnswerLost",
+    "Conflict",
+    "Expired",
+    "InvalidInput",
+    "InvalidPayload",
+    "InvalidSettings",
+    "NotFound",
+    "RateLimited",
+    "StaleLease",
+    "StaleTerm",
+    "StaleVersion",
+    "StoreError",
+    "TaskmillError",
+    "WrongStore",
+]
+
+
+class TaskmillError(Exception):
+    """Something Taskmill refused or could not do."""
+
+    code = "taskmill_error"
+    status = 500
+    grpc = "INTERNAL"
+
+    def __init__(self, message: str, *, code: str | None = None, field: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or type(self).code
+        self.field = field
+        self.hint = hint
+
+    def __str__(self) -> str:
+        named = f"{self.field}: {self.message}" if self.field else self.message
+        return f"{named} ({self.hint})" if self.hint else named
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.code, self.field, self.hint)
+
+
+def _rebuild(kind: type[TaskmillError], message: str, code: str, field: str | None, hint: str | None) -> TaskmillError:
+    return kind(message, code=code, field=field, hint=hint)
+
+
+class InvalidInput(TaskmillError):
+    """What the caller gave cannot be used."""
+
+    code = "invalid_input"
+    status = 422
+    grpc = "INVALID_ARGUMENT"
+
+
+class InvalidPayload(InvalidInput):
+    """The payload is not JSON that every engine can hold."""
+
+    code = "invalid_payload"
+
+
+class InvalidSettings(InvalidInput):
+    """A setting is unknown, of the wrong form, or contradicts another."""
+
+    code = "invalid_settings"
+
+
+class NotFound(TaskmillError):
+    """There is no such thing."""
+
+    code = "not_found"
+    status = 404
+    grpc = "NOT_FOUND"
+
+
+class Expired(TaskmillError):
+    """The record was pruned or deleted; `state` is the one it ended in."""
+
+    code = "expired"
+    status = 410
+    grpc = "NOT_FOUND"
+
+
+class Conflict(TaskmillError):
+    """The thing is not in the state this step needs."""
+
+    code = "conflict"
+    status = 409
+    grpc = "FAILED_PRECONDITION"
+
+
+class StaleLease(Conflict):
+    """The lease is no longer current; nothing was written."""
+
+    code = "stale_lease"
+    grpc = "ABORTED"
+
+
+class StaleTerm(Conflict):
+    """The leadership is over; nothing was written."""
+
+    code = "stale_term"
+    grpc = "ABORTED"
+
+
+class StaleVersion(Conflict):
+    """It was changed since the caller saw it; nothing was written."""
+
+    code = "stale_version"
+    grpc = "ABORTED"
+
+
+class RateLimited(TaskmillError):
+    """A rate is used up for now."""
+
+    code = "rate_limited"
+    status = 429
+    grpc = "RESOURCE_EXHAUSTED"
+
+
+class StoreError(TaskmillError):
+    """The store did not answer, is busy, full, or refused the step; nothing was written."""
+
+    code = "store_unavailable"
+    status = 503
+    grpc = "UNAVAILABLE"
+
+
+class AnswerLost(StoreError):
+    """The step may or may not have been applied; every verb may be repeated."""
+
+    code = "answer_lost"
+
+
+class WrongStore(TaskmillError):
+    """This program cannot work on this store."""
+
+    code = "wrong_store"
+    status = 500
+    grpc = "FAILED_PRECONDITION"

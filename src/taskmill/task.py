@@ -1,0 +1,519 @@
+"""The task: its states, its record, and how a new one gets its settings.
+
+                 run_at later            due                claim              ok
+    submit ──▶ scheduled ─────────▶ pending ─────────▶ running ─────────▶ completed
+       └───────────────────────────────▲                  │ ├── error, retries left ──▶ retrying ──due──▶ pending
+                                       │                  │ ├── error, none left ──▶ dead ──requeue──▶ pending
+                                       │                  │ ├── snooze ──▶ scheduled    ├── waits ──▶ waiting ──▶ pending
+                                       └─ lost, released ─┘ └── cancelled (also from scheduled, pending, retrying, waiting)
+
+Everything here is pure. An engine stores these records and makes the arrows atomic; it decides nothing that is not written here.
+Times and durations are integers of microseconds (see `clock`); payloads, results and other JSON are encoded bytes (see `codec`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from enum import IntEnum, StrEnum
+from types import MappingProxyType
+
+from msgspec import Struct, field
+
+from taskmill import codec
+from taskmill.clock import HOUR, SECOND
+from taskmill.errors import InvalidInput
+from taskmill.retry import Retry
+
+__all__ = [
+    "LIVE",
+    "TERMINAL",
+    "Attempt",
+    "Edge",
+    "EdgeResult",
+    "ErrorInfo",
+    "Gone",
+    "NewTask",
+    "OnFailure",
+    "OnLimit",
+    "Priority",
+    "Progress",
+    "Resolved",
+    "Signal",
+    "State",
+    "Task",
+    "TypeSettings",
+    "Unique",
+    "check_name",
+    "new_id",
+    "resolve",
+]
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+DEFAULT_TIMEOUT = HOUR
+LONGEST_TIMEOUT = 7 * 24 * HOUR
+DEFAULT_MAX_CRASHES = 3
+DEFAULT_DEDUPE_WINDOW = 72 * HOUR
+MOST_EDGES = 10_000
+MOST_TAGS = 100
+MOST_LIMITS = 8
+KEY_LENGTH = 256
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def new_id() -> str:
+    """A UUIDv7: its order is the order of creation to the sub-millisecond, and it needs no store."""
+    now = time.time_ns()
+    millis, rest = divmod(now, 1_000_000)
+    tail = os.urandom(8)
+    fraction = rest * 4096 // 1_000_000
+    head = f"{millis:012x}"
+    return f"{head[:8]}-{head[8:]}-7{fraction:03x}-{(tail[0] & 0x3F) | 0x80:02x}{tail[1:2].hex()}-{tail[2:].hex()}"
+
+
+class State(StrEnum):
+    """Where a task is in its life."""
+
+    PENDING = "pending"
+    SCHEDULED = "scheduled"
+    RETRYING = "retrying"
+    RUNNING = "running"
+    WAITING = "waiting"
+    COMPLETED = "completed"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+
+TERMINAL = frozenset({State.COMPLETED, State.DEAD, State.CANCELLED})
+LIVE = frozenset(State) - TERMINAL
+
+
+class Priority(IntEnum):
+    """Strictly obeyed inside a queue, unless the queue sets weights."""
+
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+    CRITICAL = 3
+
+
+class OnFailure(StrEnum):
+    """What the failure of a task means to one that waits for it."""
+
+    CANCEL = "cancel"
+    IGNORE = "ignore"
+    HOLD = "hold"
+
+
+class OnLimit(StrEnum):
+    """What a task does at a closed limit: wait in its lane, or be rejected when it is submitted."""
+
+    DELAY = "delay"
+    REJECT = "reject"
+
+
+class Unique(Struct, frozen=True, forbid_unknown_fields=True):
+    """Only one live task (per tenant and type) holds this key, until it has started or ended."""
+
+    key: str
+    until: str = "ended"
+    on_conflict: str = "keep"
+
+
+class Edge(Struct, frozen=True):
+    """The task that names this edge waits for `task`."""
+
+    task: str
+    on_failure: OnFailure = OnFailure.CANCEL
+
+
+class EdgeResult(Struct, frozen=True):
+    """What a task that was waited for came to; `outcome` is None while its edge is open."""
+
+    task: str
+    on_failure: OnFailure
+    outcome: State | None
+    result: bytes | None
+
+
+class Signal(Struct, frozen=True):
+    """A named value sent to a task; `number` counts the signals of that task."""
+
+    number: int
+    name: str
+    data: bytes
+    id: str
+    at: int
+
+
+class ErrorInfo(Struct, frozen=True, omit_defaults=True):
+    """Why an attempt failed or a task ended: a stable code, the message, and the traceback (capped)."""
+
+    code: str
+    message: str = ""
+    traceback: str = ""
+
+
+class Progress(Struct, frozen=True, omit_defaults=True):
+    """How far a running task says it is."""
+
+    value: float
+    message: str = ""
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """One execution. `outcome` says how it ended: completed, failed, dead, snoozed, waiting, cancelled, released, crashed."""
+
+    number: int
+    worker: str
+    token: int
+    started_at: int
+    ended_at: int | None
+    outcome: str | None
+    error: ErrorInfo | None = None
+
+
+class Gone(Struct, frozen=True):
+    """What is remembered of a task whose record was pruned or deleted, or is only reserved (`state` None)."""
+
+    id: str
+    state: State | None
+
+
+class NewTask(Struct, frozen=True, kw_only=True):
+    """What a caller submits. What is None is filled in from the stored type, then from the defaults."""
+
+    type: str
+    payload: bytes = b"null"
+    id: str = field(default_factory=new_id)
+    queue: str | None = None
+    priority: int | None = None
+    run_at: int | None = None
+    delay: int | None = None
+    retry: Retry | None = None
+    timeout: int | None = None
+    max_crashes: int | None = None
+    expires_at: int | None = None
+    idempotency_key: str | None = None
+    idempotency_window: int | None = None
+    unique: Unique | None = None
+    tenant: str = ""
+    headers: Mapping[str, str] = _NOTHING
+    tags: Mapping[str, str] = _NOTHING
+    limits: tuple[str, ...] | None = None
+    on_limit: OnLimit | None = None
+    fair_key: str | None = None
+    order_key: str | None = None
+    edges: tuple[Edge, ...] = ()
+    parent: Edge | None = None
+    """The task that waits for this one: it stands in the same batch, or waits under a seal that is not broken yet."""
+    sealed: bool = False
+    """Waits, whatever its edges do, until a submit breaks its seal: more tasks to wait for are still to come."""
+
+
+class TypeSettings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a type's tasks get unless they say otherwise; written to the store as data when a worker joins."""
+
+    queue: str = "default"
+    priority: int = Priority.NORMAL
+    retry: Retry | None = None
+    timeout: int = DEFAULT_TIMEOUT
+    max_crashes: int = DEFAULT_MAX_CRASHES
+    limits: tuple[str, ...] = ()
+    """Names of limits, each `name` or `name:key`; a key in braces is a field of the payload: `per-user:{user_id}`."""
+    on_limit: OnLimit = OnLimit.DELAY
+    unique: Unique | None = None
+    fair: str | None = None
+    """What shares take turns by: `tenant`, or a field of the payload in braces."""
+    ordered: str | None = None
+    """Tasks with the same value run one at a time in submission order: a text, or a field of the payload in braces."""
+
+
+class Resolved(Struct, frozen=True, kw_only=True):
+    """A new task with every setting known; what an engine stores."""
+
+    new: NewTask
+    queue: str
+    priority: int
+    retry: Retry
+    timeout: int
+    max_crashes: int
+    limits: tuple[str, ...]
+    on_limit: OnLimit
+    share: str
+    order_key: str | None
+    unique: Unique | None
+    idempotency_window: int
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """The whole record, as inspection shows it."""
+
+    id: str
+    type: str
+    queue: str
+    payload: bytes
+    priority: int
+    state: State
+    version: int
+    run_at: int
+    executions: int = 0
+    failures: int = 0
+    crashes: int = 0
+    unwind: bool = False
+    must_end: str | None = None
+    phase: str | None = None
+    cancel_requested: bool = False
+    limits: tuple[str, ...] = ()
+    fair_key: str = ""
+    order_key: str | None = None
+    retry: Retry = Retry()
+    timeout: int = DEFAULT_TIMEOUT
+    max_crashes: int = DEFAULT_MAX_CRASHES
+    expires_at: int | None = None
+    idempotency_key: str | None = None
+    idempotency_window: int = DEFAULT_DEDUPE_WINDOW
+    unique: Unique | None = None
+    tenant: str = ""
+    headers: Mapping[str, str] = _NOTHING
+    tags: Mapping[str, str] = _NOTHING
+    open_edges: int = 0
+    sealed: bool = False
+    result: bytes | None = None
+    error: ErrorInfo | None = None
+    progress: Progress | None = None
+    worker: str | None = None
+    token: int | None = None
+    created_at: int
+    updated_at: int
+    started_at: int | None = None
+    finished_at: int | None = None
+
+
+def check_name(value: object, field: str) -> str:
+    """A type, queue, limit, step or schedule: the same rule everywhere, so every engine can use it in a key."""
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise InvalidInput(
+            f"{value!r:.80} is not a name",
+            code="invalid_name",
+            field=field,
+            hint="lower-case letters, digits, '_', '.', '-'; starts with a letter or digit; at most 128",
+        )
+    return value
+
+
+def check_id(value: object, field: str = "id") -> str:
+    if not isinstance(value, str) or not UUID.fullmatch(value):
+        raise InvalidInput(f"{value!r:.80} is not an id", code="invalid_id", field=field, hint="a UUID in lower case with hyphens")
+    return value
+
+
+def check_key(value: object, field: str, *, length: int = KEY_LENGTH) -> str:
+    """A caller's own text used as a key: visible characters, bounded, not empty."""
+    if not isinstance(value, str) or not 0 < len(value) <= length or not value.isprintable() or not _encodes(value):
+        raise InvalidInput(f"{value!r:.80} is not a key", code="invalid_key", field=field, hint=f"1 to {length} printable characters")
+    return value
+
+
+def resolve(new: NewTask, settings: TypeSettings | None) -> Resolved:
+    """Check a new task and fill in what it leaves out. `settings` is its stored type, None for one the store does not know."""
+    if settings is None:
+        if new.queue is None:
+            raise InvalidInput(
+                f"no worker has registered the type {new.type!r:.80}",
+                code="unknown_type",
+                field="type",
+                hint="start a worker that has it, or name the queue yourself",
+            )
+        settings = _DEFAULTS
+    _check(new)
+    limits = settings.limits if new.limits is None else new.limits
+    fair_key = new.fair_key
+    if fair_key is None:
+        fair_key = "" if settings.fair is None else new.tenant if settings.fair == "tenant" else _from_payload(settings.fair, new, "fair")
+    order_key = new.order_key
+    if order_key is None and settings.ordered is not None:
+        order_key = _from_payload(settings.ordered, new, "ordered")
+    return Resolved(
+        new=new,
+        queue=settings.queue if new.queue is None else new.queue,
+        priority=settings.priority if new.priority is None else new.priority,
+        retry=new.retry or settings.retry or _RETRY,
+        timeout=settings.timeout if new.timeout is None else new.timeout,
+        max_crashes=settings.max_crashes if new.max_crashes is None else new.max_crashes,
+        limits=tuple(sorted({_from_payload(limit, new, "limits") for limit in limits})) if limits else (),
+        on_limit=settings.on_limit if new.on_limit is None else new.on_limit,
+        share=fair_key,
+        order_key=order_key,
+        unique=new.unique or (_unique_of(settings.unique, new) if settings.unique else None),
+        idempotency_window=DEFAULT_DEDUPE_WINDOW if new.idempotency_window is None else new.idempotency_window,
+    )
+
+
+_RETRY = Retry()
+_DEFAULTS = TypeSettings()
+
+
+def _check(new: NewTask) -> None:
+    """Refuse what no engine may store. The order is that of the record, so the first wrong field is the one named."""
+    check_name(new.type, "type")
+    if len(new.payload) > codec.PAYLOAD_LIMIT:
+        raise InvalidInput(
+            f"{len(new.payload)} bytes are too many",
+            code="payload_too_large",
+            field="payload",
+            hint=f"at most {codec.PAYLOAD_LIMIT}; store it elsewhere and submit a pointer",
+        )
+    check_id(new.id)
+    if new.queue is not None:
+        check_name(new.queue, "queue")
+    if new.priority is not None:
+        check_range(new.priority, "priority", 0, 3)
+    _check_times(new)
+    if new.timeout is not None:
+        check_range(new.timeout, "timeout", 1_000, LONGEST_TIMEOUT)
+    if new.max_crashes is not None:
+        check_range(new.max_crashes, "max_crashes", 0, 1_000)
+    _check_keys(new)
+    _check_edges(new)
+    _check_texts(new)
+
+
+def check_range(value: object, field: str, low: int, high: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidInput(f"{value!r:.80} is out of range", code="out_of_range", field=field, hint=f"a whole number from {low} to {high}")
+    return int(value)
+
+
+def _check_times(new: NewTask) -> None:
+    if new.run_at is not None:
+        check_range(new.run_at, "run_at", 0, 253_402_300_799_999_999)
+        if new.delay is not None:
+            raise InvalidInput("both run_at and delay are given", field="delay", hint="give one of them")
+    if new.delay is not None:
+        check_range(new.delay, "delay", 0, 100 * 366 * 24 * HOUR)
+    if new.expires_at is not None:
+        check_range(new.expires_at, "expires_at", 0, 253_402_300_799_999_999)
+    if new.idempotency_window is not None:
+        check_range(new.idempotency_window, "idempotency_window", SECOND, 366 * 24 * HOUR)
+
+
+def _check_keys(new: NewTask) -> None:
+    if new.idempotency_key is not None:
+        check_key(new.idempotency_key, "idempotency_key")
+    if new.tenant:
+        check_key(new.tenant, "tenant", length=128)
+    if new.fair_key:
+        check_key(new.fair_key, "fair_key", length=128)
+    if new.order_key is not None:
+        check_key(new.order_key, "order_key")
+    if new.unique is not None:
+        _check_unique(new.unique)
+    for limit in new.limits or ():
+        check_limit(limit)
+    if new.limits and len(new.limits) > MOST_LIMITS:
+        raise InvalidInput(f"{len(new.limits)} limits are too many", field="limits", hint=f"at most {MOST_LIMITS}")
+
+
+def _check_unique(unique: Unique) -> None:
+    check_key(unique.key, "unique.key")
+    if unique.until not in {"started", "ended"}:
+        raise InvalidInput(f"{unique.until!r} is not known", field="unique.until", hint='"started" or "ended"')
+    if unique.on_conflict not in {"keep", "replace"}:
+        raise InvalidInput(f"{unique.on_conflict!r} is not known", field="unique.on_conflict", hint='"keep" or "replace"')
+
+
+def check_limit(name: str) -> tuple[str, str]:
+    """A limit's name in two parts: which definition, and whose count (`""` when there is one for all)."""
+    definition, colon, key = name.partition(":")
+    check_name(definition, "limits")
+    if colon:
+        check_key(key, "limits")
+    return definition, key
+
+
+def _check_edges(new: NewTask) -> None:
+    if len(new.edges) > MOST_EDGES:
+        raise InvalidInput(f"{len(new.edges)} edges are too many", field="edges", hint=f"at most {MOST_EDGES}; submit the others with parent= under a seal")
+    for edge in new.edges:
+        check_id(edge.task, "edges")
+        if edge.task == new.id:
+            raise InvalidInput("a task cannot wait for itself", field="edges")
+    if new.parent is not None:
+        check_id(new.parent.task, "parent")
+
+
+def _check_texts(new: NewTask) -> None:
+    if len(new.tags) > MOST_TAGS:
+        raise InvalidInput(f"{len(new.tags)} tags are too many", field="tags", hint=f"at most {MOST_TAGS}")
+    for name, value in new.tags.items():
+        check_name(name, "tags")
+        check_key(value, f"tags.{name}")
+    for name, value in new.headers.items():
+        check_key(name, "headers", length=128)
+        if not isinstance(value, str) or len(value) > 4096 or not _encodes(value) or any(c in value for c in "\r\n\0"):
+            raise InvalidInput("is not a header value", code="invalid_header", field=f"headers.{name}", hint="one line of at most 4096 characters")
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_FIELD = re.compile(r"\{([^{}]+)\}")
+
+
+def _from_payload(template: str, new: NewTask, setting: str) -> str:
+    """`per-user:{user_id}` with the payload's own value; every client's submit gets the same."""
+    if "{" not in template:
+        return template
+    payload = codec.decode(new.payload)
+
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name == "tenant":
+            return new.tenant
+        found = payload.get(name) if isinstance(payload, dict) else None
+        if isinstance(found, bool) or not isinstance(found, (str, int)) or found == "":
+            raise InvalidInput(
+                f"the payload has no text or whole number {name!r}, which {setting} of type {new.type!r} needs",
+                code="missing_key",
+                field=f"payload.{name}",
+                hint="add it to the payload",
+            )
+        return str(found)
+
+    return check_key(_FIELD.sub(value, template), setting)
+
+
+def _unique_of(unique: Unique, new: NewTask) -> Unique:
+    return Unique(_from_payload(unique.key, new, "unique"), unique.until, unique.on_conflict)
+
+
+def check_settings(settings: TypeSettings, type_name: str) -> TypeSettings:
+    """Refuse a type whose settings no task could have."""
+    check_name(type_name, "type")
+    check_name(settings.queue, "queue")
+    check_range(settings.priority, "priority", 0, 3)
+    check_range(settings.timeout, "timeout", 1_000, LONGEST_TIMEOUT)
+    check_range(settings.max_crashes, "max_crashes", 0, 1_000)
+    for limit in settings.limits:
+        check_limit(limit)
+    if settings.unique is not None:
+        _check_unique(settings.unique)
+    return settings
+
+
+def sequence_of(tasks: Sequence[NewTask]) -> Sequence[NewTask]:
+    """A batch: bounded, so that one step of a store stays bounded."""
+    if len(tasks) > 10_000:
+        raise InvalidInput(f"{len(tasks)} tasks in one batch are too many", code="batch_too_large", field="tasks", hint="at most 10,000")
+    return tasks

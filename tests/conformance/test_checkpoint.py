@@ -22,7 +22,7 @@ async def test_steps_are_there_in_the_next_attempt(engine: Engine, ending: Endin
     assert await engine.checkpoint([step(made.claimed, "ship", [1, 2])]) == ()
     await made.holder.done(made.claimed, ending=ending)
     again = await made.holder.claim_one()
-    assert again.checkpoints == {"charge": b'{"id": 7}', "mail": b"null", "ship": b"[1, 2]"}
+    assert again.checkpoints == {"charge": b'{"id":7}', "mail": b"null", "ship": b"[1,2]"}
 
 
 async def test_steps_survive_the_death_of_the_worker(engine: Engine, clock: ManualClock) -> None:

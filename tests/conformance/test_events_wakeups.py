@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import cast
 
 import pytest
 
@@ -14,7 +12,7 @@ from taskmill.engine import Ending, Engine, Target
 from taskmill.events import Event, Kind
 from taskmill.task import Progress, State, new_id
 from tests.conformance.tools import Store, new, record, step, submit, submit_many, submit_one, worker
-from tests.conformance.tools_b import guarded, led, make
+from tests.conformance.tools_b import Made, guarded, led, make
 
 FLOOD = 12_000
 """More events than a listener that does not read is kept waiting for."""
@@ -43,54 +41,68 @@ class Listener:
 
 
 @asynccontextmanager
-async def listening(engine: Engine, elsewhere: Engine) -> AsyncIterator[Listener]:
-    """A listener that hears: something is made to happen until the first event has come."""
-    async with aclosing(cast("AsyncGenerator[Event, None]", engine.events())) as events:
-        listener = Listener(events)
-        first = asyncio.ensure_future(listener.next())
-        while not first.done():
-            await submit_one(elsewhere, queue="noise")
-            await asyncio.wait({first}, timeout=0.05)
-        await first
-        last = await submit_one(elsewhere, queue="noise")
-        await listener.until(Kind.SUBMITTED, last)
-        yield listener
-
-
-async def woken(engine: Engine, elsewhere: Engine, **fields: object) -> None:
-    """Tasks are submitted until the hint comes: one that was given before the listener listened may be missed."""
-    async with aclosing(cast("AsyncGenerator[None, None]", engine.wakeups())) as wakeups:
-        hint = asyncio.ensure_future(anext(wakeups))
-        while not hint.done():
-            await submit_one(elsewhere, **fields)
-            await asyncio.wait({hint}, timeout=0.05)
-        await hint
+async def listening(engine: Engine) -> AsyncIterator[Listener]:
+    async with aclosing(await engine.events()) as events:
+        yield Listener(events)
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 async def test_a_submit_wakes_whoever_waits_for_work(engine: Engine, store: Store, where: str) -> None:
-    await guarded(woken(engine, engine if where == "here" else await store.engine()))
-
-
-async def test_a_listener_is_woken_again_and_again(engine: Engine, store: Store) -> None:
-    other = await store.engine()
-    async with aclosing(cast("AsyncGenerator[None, None]", engine.wakeups())) as wakeups:
+    other = engine if where == "here" else await store.engine()
+    async with aclosing(await engine.wakeups()) as wakeups:
         for _ in range(3):
-            hint = asyncio.ensure_future(anext(wakeups))
-            while not hint.done():
-                await submit_one(other)
-                await asyncio.wait({hint}, timeout=0.05)
-            await hint
+            await submit_one(other)
+            await guarded(anext(wakeups))
+
+
+@pytest.mark.parametrize("what", ["retry", "signal", "requeue", "resumed queue", "freed limit"])
+async def test_whatever_makes_a_task_ready_is_a_hint(engine: Engine, store: Store, what: str) -> None:
+    """A worker that sleeps on `next_at` would otherwise sleep too long."""
+    other = await store.engine()
+    await other.put("limit", "one", b'{"cap": 1}')
+    await other.put("pause", "queue:paused", b"{}")
+    made = await make(other, {"signal": State.WAITING, "requeue": State.DEAD}.get(what, State.RUNNING), limits=("one",) if what == "freed limit" else ())
+    await submit_one(other, queue=made.holder.queues[0], limits=("one",))
+    async with aclosing(await engine.wakeups()) as wakeups:
+        await made_ready(other, made, what)
+        await guarded(anext(wakeups))
+
+
+async def made_ready(engine: Engine, made: Made, what: str) -> None:
+    if what == "signal":
+        await engine.signal(made.id, "go", b"1", new_id())
+    elif what == "requeue":
+        await engine.requeue([Target(made.id)])
+    elif what == "resumed queue":
+        await engine.drop("pause", "queue:paused")
+    else:
+        assert made.claimed
+        await made.holder.done(made.claimed, ending=Ending.RETRY if what == "retry" else Ending.COMPLETED)
 
 
 async def test_two_listeners_are_both_woken(engine: Engine, store: Store) -> None:
     other = await store.engine()
-    await guarded(asyncio.gather(woken(engine, other), woken(engine, other)))
+    async with aclosing(await engine.wakeups()) as one, aclosing(await engine.wakeups()) as two:
+        await submit_one(other)
+        await guarded(anext(one))
+        await guarded(anext(two))
+
+
+async def test_a_listener_that_left_harms_nobody(engine: Engine, store: Store) -> None:
+    other = await store.engine()
+    async with aclosing(await engine.wakeups()) as left, aclosing(await engine.events()) as also_left:
+        await submit_one(other)
+        await guarded(anext(left))
+        await guarded(anext(also_left))
+    await submit_one(other)
+    async with aclosing(await engine.wakeups()) as wakeups:
+        await submit_one(other)
+        await guarded(anext(wakeups))
 
 
 async def test_the_life_of_a_task_without_gaps(engine: Engine, store: Store, clock: ManualClock) -> None:
     other = await store.engine()
-    async with listening(engine, other) as listener:
+    async with listening(engine) as listener:
         id = await submit_one(other)
         hand = await worker(other)
         await hand.done(await hand.claim_one(), ending=Ending.RETRY)
@@ -121,7 +133,7 @@ async def test_the_life_of_a_task_without_gaps(engine: Engine, store: Store, clo
 
 async def test_the_ends_that_nobody_worked_for(engine: Engine, store: Store) -> None:
     other = await store.engine()
-    async with listening(engine, other) as listener:
+    async with listening(engine) as listener:
         cancelled, dead = await submit_one(other), await make(other, State.DEAD)
         await other.cancel([Target(cancelled)])
         await other.requeue([Target(dead.id)])
@@ -135,7 +147,7 @@ async def test_the_ends_that_nobody_worked_for(engine: Engine, store: Store) -> 
 async def test_every_change_of_the_version_is_told(engine: Engine, store: Store) -> None:
     """A listener that sees a gap must take it for a loss; so there is none, whatever raised the version."""
     other = await store.engine()
-    async with listening(engine, other) as listener:
+    async with listening(engine) as listener:
         made = await make(other, State.RUNNING)
         assert made.claimed
         await other.signal(made.id, "go", b"1", new_id())
@@ -149,7 +161,7 @@ async def test_every_change_of_the_version_is_told(engine: Engine, store: Store)
 
 async def test_what_is_no_task_is_told_too(engine: Engine, store: Store) -> None:
     other = await store.engine()
-    async with listening(engine, other) as listener:
+    async with listening(engine) as listener:
         hand = await worker(other)
         await other.put("limit", "mail", b'{"cap": 1}')
         await led(other, "schedules", "ann")
@@ -162,7 +174,7 @@ async def test_what_is_no_task_is_told_too(engine: Engine, store: Store) -> None
 
 async def test_two_listeners_hear_the_same(engine: Engine, store: Store) -> None:
     first, second = await store.engines(2)
-    async with listening(first, engine) as one, listening(second, engine) as two:
+    async with listening(first) as one, listening(second) as two:
         ids = await submit_many(engine, 30)
         hand = await worker(engine)
         await hand.done(*await hand.claim(30))
@@ -175,14 +187,29 @@ async def test_two_listeners_hear_the_same(engine: Engine, store: Store) -> None
 async def test_what_happened_before_is_not_told(engine: Engine, store: Store) -> None:
     other = await store.engine()
     early = await submit_one(other)
-    async with listening(engine, other) as listener:
+    async with listening(engine) as listener:
+        late = await submit_one(other)
+        assert (await listener.next()).subject == late
         assert listener.of(early) == []
+
+
+async def test_a_listener_that_slept_is_told_what_it_missed(engine: Engine, store: Store, clock: ManualClock) -> None:
+    """Events are kept only while somebody listens; whoever was taken for gone and comes back gets all of them, or `resync`."""
+    other = await store.engine()
+    async with listening(engine) as listener:
+        await listener.until(Kind.SUBMITTED, await submit_one(other))
+        clock.advance("1d")
+        missed = await submit_one(other)
+        async with listening(other) as second:
+            await second.until(Kind.SUBMITTED, await submit_one(other))
+        event = await listener.next()
+    assert event.kind is Kind.RESYNC or (event.kind, event.subject) == (Kind.SUBMITTED, missed)
 
 
 async def test_a_listener_that_fell_behind_is_told(engine: Engine, store: Store) -> None:
     """Either everything comes, or `resync` says that something did not; never a silent gap."""
     other = await store.engine()
-    async with listening(engine, other) as listener:
+    async with listening(engine) as listener:
         ids: list[str] = []
         for start in range(0, FLOOD, 4_000):
             ids += await submit(other, *(new(n) for n in range(start, start + 4_000)))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from taskmill.clock import ManualClock
 from taskmill.engine import Changed, Ending, Engine, Filter, Target
 from taskmill.task import State, Unique, new_id
-from tests.conformance.tools import accepted, ids_of, lose, new, outcome, record, state, states, submit, submit_many, submit_one, worker
-from tests.conformance.tools_b import NOT_RUNNING, make, make_unwinding, seen, the_only
+from tests.conformance.tools import Store, accepted, ids_of, lose, new, outcome, record, state, states, submit, submit_many, submit_one, worker
+from tests.conformance.tools_b import NOT_RUNNING, guarded, make, make_unwinding, seen, the_only
 
 
 @pytest.mark.parametrize("now", NOT_RUNNING)
@@ -213,3 +215,24 @@ async def test_a_cap_is_given_back_when_the_running_one_ends(engine: Engine) -> 
     assert (await engine.finish([outcome(claimed[0], Ending.RELEASED)])).refused == ()
     assert await state(engine, first) is State.CANCELLED
     assert ids_of(await hand.claim(5)) == [second]
+
+
+async def test_cancel_and_claim_at_once(engine: Engine, store: Store) -> None:
+    """Each task is either cancelled and never runs, or runs and its worker is told; never both, never neither."""
+    ids = await submit_many(engine, 40)
+    hand = await worker(await store.engine())
+    steps = [each for n in range(0, 40, 4) for each in (hand.claim(4), *(engine.cancel([Target(id)]) for id in reversed(ids[n : n + 4])))]
+    await guarded(asyncio.gather(*steps))
+    told = set((await hand.beat()).cancelled)
+    for task in [await record(engine, id) for id in ids]:
+        assert (task.state, task.executions) in {(State.CANCELLED, 0), (State.RUNNING, 1)}
+        assert (task.id in told) == task.cancel_requested == (task.state is State.RUNNING)
+
+
+async def test_cancel_and_finish_at_once(engine: Engine, store: Store) -> None:
+    ids = await submit_many(engine, 30)
+    hand = await worker(await store.engine())
+    claimed = await hand.claim(30)
+    both = [each for task in claimed for each in (hand.done(task, ending=Ending.RETRY, after=10**9), engine.cancel([Target(task.id)]))]
+    await guarded(asyncio.gather(*both))
+    assert set(await states(engine, ids)) == {State.CANCELLED}

@@ -8,7 +8,7 @@ from taskmill.clock import HOUR, ManualClock
 from taskmill.engine import Ending, Engine, Target
 from taskmill.task import EdgeResult, OnFailure, State, new_id
 from tests.conformance.tools import accepted, ids_of, new, record, refusal, state, states, submit, worker
-from tests.conformance.tools_b import after, finish_next, make, settle
+from tests.conformance.tools_b import after, finish_next, make, make_unwinding, settle
 
 
 async def test_a_chain_runs_one_after_the_other_and_hands_results_on(engine: Engine) -> None:
@@ -211,4 +211,18 @@ async def test_a_cancelled_child_cancels_its_parent(engine: Engine) -> None:
     await submit(engine, child, parent)
     await engine.cancel([Target(child.id)])
     await settle(engine)
+    assert await state(engine, parent.id) is State.CANCELLED
+
+
+async def test_a_parent_that_must_unwind_gets_a_turn_when_its_child_fails(engine: Engine) -> None:
+    parent = await make_unwinding(engine)
+    assert parent.claimed
+    child = new()
+    await parent.holder.done(parent.claimed, ending=Ending.WAITING, then=(child,))
+    assert await finish_next(engine, Ending.DEAD) == child.id
+    await settle(engine)
+    again = await parent.holder.claim_one()
+    assert again.must_end
+    assert [edge.outcome for edge in again.results] == [State.DEAD]
+    await parent.holder.done(again, ending=Ending.CANCELLED)
     assert await state(engine, parent.id) is State.CANCELLED

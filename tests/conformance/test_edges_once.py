@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from taskmill.clock import ManualClock
 from taskmill.engine import Ending, Engine, Retention, Target
 from taskmill.task import State, Task
-from tests.conformance.tools import lose, new, outcome, record, state, states, submit, worker
-from tests.conformance.tools_b import after, finish_next, led, make, settle
+from tests.conformance.tools import Store, lose, new, outcome, record, state, states, submit, worker
+from tests.conformance.tools_b import after, finish_next, guarded, led, make, settle
 
 
 async def test_a_repeated_submit_adds_no_edge(engine: Engine) -> None:
@@ -153,3 +155,31 @@ async def test_a_waiting_parent_that_is_cancelled_is_not_woken(engine: Engine) -
     await engine.cancel([Target(parent.id)])
     assert await finish_next(engine) == child.id
     assert await state(engine, parent.id) is State.CANCELLED
+
+
+async def test_children_that_end_at_once_on_several_engines(engine: Engine, store: Store) -> None:
+    children = [new(n, queue="group") for n in range(60)]
+    parent = after(*children)
+    await submit(engine, *children, parent)
+    hands = [await worker(each, queues=["group"]) for each in await store.engines(3)]
+    claimed = [(hand, task) for hand in hands for task in await hand.claim(20)]
+    assert len(claimed) == 60
+    await guarded(asyncio.gather(*(hand.done(task, result=task.payload) for hand, task in claimed)))
+    task = await record(engine, parent.id)
+    assert (task.state, task.open_edges) == (State.PENDING, 0)
+    [last] = await (await worker(engine)).claim(5)
+    assert [edge.result for edge in last.results] == [child.payload for child in children]
+
+
+async def test_children_that_fail_at_once_cancel_their_parent_once(engine: Engine, store: Store) -> None:
+    await engine.put("outbox", "ended", b"{}")
+    children = [new(n, queue="group") for n in range(12)]
+    parent = after(*children)
+    await submit(engine, *children, parent)
+    hands = [await worker(each, queues=["group"]) for each in await store.engines(3)]
+    claimed = [(hand, task) for hand in hands for task in await hand.claim(4)]
+    await guarded(asyncio.gather(*(hand.done(task, ending=Ending.DEAD) for hand, task in claimed)))
+    await settle(engine)
+    assert await state(engine, parent.id) is State.CANCELLED
+    told = [entry.subject for entry in await engine.outbox("ended", 0, 100, await led(engine, "outbox"))]
+    assert sorted(told) == sorted([parent.id, *(child.id for child in children)])

@@ -18,11 +18,11 @@ version they saw.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -61,12 +61,16 @@ __all__ = [
     "Retention",
     "Room",
     "Status",
+    "Stream",
     "Submitted",
     "Taken",
     "Target",
     "Term",
     "Transaction",
 ]
+
+
+Told = TypeVar("Told", covariant=True)
 
 
 class Durability(StrEnum):
@@ -399,6 +403,16 @@ class Transaction(Protocol):
     def executemany(self, statement: str, rows: Iterable[Any]) -> Any: ...
 
 
+class Stream(Protocol[Told]):
+    """What is told as it happens; whoever stops listening closes it."""
+
+    def __aiter__(self) -> Stream[Told]: ...
+
+    async def __anext__(self) -> Told: ...
+
+    async def aclose(self) -> None: ...
+
+
 class Engine(Protocol):
     """One of the four stores."""
 
@@ -456,7 +470,7 @@ class Engine(Protocol):
         """The worker lives and holds exactly these leases of its requests up to this one; others of those are given back, later ones kept."""
 
     async def recover_lost(self, n: int = 500) -> Moved:
-        """Leases of workers that no longer beat become ready again, or dead as `poison`; what time has decided is applied; the store's own pauses never count."""
+        """Leases of workers that no longer beat become ready again, or dead as `poison`; what time decided is applied; the store's pauses never count."""
 
     async def prune(self, n: int, term: Term, retention: Retention = DEFAULT_RETENTION) -> Moved:
         """What ended longer ago than its retention and owes nothing is removed; never a live task."""
@@ -512,10 +526,10 @@ class Engine(Protocol):
     async def restore(self, records: Sequence[Record]) -> tuple[bool, ...]:
         """Whole records are inserted as they are, never over an existing one."""
 
-    async def wakeups(self) -> AsyncGenerator[None, None]:
+    async def wakeups(self) -> Stream[None]:
         """Hints, from the moment this answers, that there may be work; some may be missed, so always poll underneath."""
 
-    async def events(self) -> AsyncGenerator[Event, None]:
+    async def events(self) -> Stream[Event]:
         """What happens from the moment this answers; a listener that fell behind gets `resync`."""
 
     async def outbox(self, kind: str, after: int, n: int, term: Term) -> tuple[Entry, ...]:

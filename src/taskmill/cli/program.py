@@ -23,6 +23,7 @@ USAGE = 2
 INTERRUPTED = 130
 
 COMMANDS = {
+    "db": LazyCommand("taskmill.cli.db", "db", "Make, upgrade and verify the schema of a store."),
     "version": LazyCommand("taskmill.cli.version", "version", "Show the version of Taskmill and of Python."),
 }
 

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from taskmill.clock import Clock
 from taskmill.config import MEMORY, engine_kind, sqlite_path, url_parameters
 from taskmill.engine import Durability, Engine
 from taskmill.errors import InvalidSettings
 
-__all__ = ["create"]
+__all__ = ["Schema", "create", "schema"]
+
+
+class Schema(Protocol):
+    """A store's schema, for those who look after it; its text names the store for people."""
+
+    def upgrade(self, report: Callable[[str], None] = ...) -> list[str]:
+        """Apply what is missing, each migration told to `report` when it stands; what was applied."""
+
+    def plan(self) -> list[str]:
+        """What `upgrade` would apply. Changes nothing."""
+
+    def verify(self) -> list[str]:
+        """What is wrong with the store; nothing, if the list is empty. Changes nothing."""
 
 
 def create(
     url: str, *, clock: Clock | None = None, base: Path | None = None, durability: Durability = Durability.FSYNC, busy_timeout: int = 30_000_000
 ) -> Engine:
     """The engine of a URL, not yet opened. `base` is where a relative path starts."""
-    kind = engine_kind(url)
-    if kind != "sqlite":
-        raise InvalidSettings(f"the {kind} engine is not part of this version", code="unknown_engine", field="url", hint="use sqlite:///path/to/taskmill.db")
+    _check_kind(url)
     from taskmill.engines.sqlite.engine import SQLiteEngine
 
     parameters = url_parameters(url)
@@ -26,3 +39,22 @@ def create(
     return SQLiteEngine(
         None if path == MEMORY else path, clock=clock, durability=Durability(parameters.get("durability", durability)), busy_timeout=busy_timeout
     )
+
+
+def schema(
+    url: str, *, clock: Clock | None = None, base: Path | None = None, durability: Durability = Durability.FSYNC, busy_timeout: int = 30_000_000
+) -> Schema:
+    """The schema of the store that a URL names; nothing is opened yet."""
+    _check_kind(url)
+    from taskmill.engines.sqlite.schema import SQLiteSchema
+
+    path = sqlite_path(url, base or Path.cwd())
+    if path == MEMORY:
+        raise InvalidSettings("a store in memory ends with its program", code="no_file", field="url", hint="name a file: sqlite:///taskmill.db")
+    return SQLiteSchema(path, clock=clock, durability=durability, busy_timeout=busy_timeout)
+
+
+def _check_kind(url: str) -> None:
+    kind = engine_kind(url)
+    if kind != "sqlite":
+        raise InvalidSettings(f"the {kind} engine is not part of this version", code="unknown_engine", field="url", hint="use sqlite:///path/to/taskmill.db")

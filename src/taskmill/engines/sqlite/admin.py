@@ -20,6 +20,7 @@ from taskmill.engines.sqlite.rows import (
     UNIQUE_ENDED,
     UNIQUE_STARTED,
     UNWIND,
+    WAITED,
     WAITING,
     decode_error,
     decode_meta,
@@ -59,16 +60,19 @@ def _each(step: Step, which: Sequence[Target] | Filter, after: str | None, n: in
     changed = []
     for target in which:
         row = read_rows(step, (target.task,)).get(target.task)
-        changed.append(_missing(step, target) if row is None else change(moves, row, target.version))
+        changed.append(_missing(step, target, change) if row is None else change(moves, row, target.version))
     moves.settle()
     return Changes(tuple(changed), cursor)
 
 
-def _missing(step: Step, target: Target) -> Changed:
+def _missing(step: Step, target: Target, change: Change) -> Changed:
     found = step.db.execute(queries.known, (target.task, step.now)).fetchone()
     if found is None:
         return Changed(target.task, False, None, code="not_found")
-    return Changed(target.task, False, None if found[0] is None else STATES[found[0]], code="expired")
+    state, version = found
+    if change is _delete and version == target.version:
+        return Changed(target.task, True, STATES[state], version)
+    return Changed(target.task, False, None if state is None else STATES[state], code="expired")
 
 
 def _refused(step: Step, row: Row, code: str) -> Changed:
@@ -90,6 +94,7 @@ def _cancel(moves: Moves, row: Row, version: int | None) -> Changed:
         return _refused(step, row, "stale_version")
     if row.state == RUNNING:
         step.db.execute(queries.request_cancel, (CANCEL, step.now, row.seq))
+        step.event(Kind.CANCELLING, row.id, row.version + 1, {"type": row.type, "queue": row.queue})
         return Changed(row.id, True, State.RUNNING, row.version + 1, requested=True)
     if row.flags & UNWIND and row.must_end is not None:
         return Changed(row.id, True, State.PENDING, row.version)
@@ -121,6 +126,8 @@ def _requeue(moves: Moves, row: Row, version: int | None, from_start: bool) -> C
 
 def _open_again(moves: Moves, row: Row, from_start: bool, lane: int) -> None:
     step = moves.step
+    if row.flags & WAITED:
+        step.db.execute(queries.keep_results, (row.seq,))
     step.db.execute(queries.forget_ending, (row.seq,))
     if from_start:
         step.db.execute(queries.forget_checkpoints, (row.seq,))
@@ -144,7 +151,7 @@ def _delete(moves: Moves, row: Row, version: int | None) -> Changed:
     if step.db.execute(queries.owed, (row.id, row.seq)).fetchone():
         return _refused(step, row, "undelivered")
     created_at = step.db.execute(queries.created_at, (row.seq,)).fetchone()[0]
-    purge(step, row.seq, row.id, row.state, created_at)
+    purge(step, row.seq, row.id, row.state, row.version, created_at)
     step.event(Kind.DELETED, row.id, row.version + 1)
     if row.flags & ORDERED and row.lane > 0:
         lanes.refresh(step, (row.lane,))

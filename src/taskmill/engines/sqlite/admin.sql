@@ -1,5 +1,5 @@
 -- name: known
-SELECT state FROM taskmill_known WHERE id = ? AND until > ?;
+SELECT state, version FROM taskmill_known WHERE id = ? AND until > ?;
 
 -- name: request_cancel
 UPDATE taskmill_task SET flags = flags | ?, version = version + 1, updated_at = ? WHERE seq = ?;
@@ -17,6 +17,10 @@ INSERT INTO taskmill_held (tenant, type, key, seq) VALUES (?, ?, ?, ?);
 -- The attempt that ended the task leaves its row, because another may follow.
 INSERT INTO taskmill_attempt (seq, number, worker, token, started_at, ended_at, outcome, error)
 SELECT seq, executions, worker, token, coalesce(started_at, claimed_at), finished_at, ?2, ?3 FROM taskmill_task WHERE seq = ?1 ON CONFLICT DO NOTHING;
+
+-- name: keep_results
+-- An edge that has fallen keeps what it fell with, whatever the child comes to next.
+UPDATE taskmill_edge SET kept = 1, result = (SELECT result FROM taskmill_ending WHERE seq = ?1) WHERE child = ?1 AND outcome IS NOT NULL AND NOT kept;
 
 -- name: forget_ending
 DELETE FROM taskmill_ending WHERE seq = ?;

@@ -63,15 +63,18 @@ def claim(step: Step, worker: str, request: int, queues: Sequence[str], room: Ro
     known = step.db.execute(queries.worker_types, (worker,)).fetchone()
     if known is None:
         raise Conflict(f"worker {worker} is not registered (any more)", code="unknown_worker", field="worker", hint="join under a new id")
-    held = step.db.execute(queries.held, (worker, request)).fetchall()
-    if held:
-        return Claim(tuple(_claimed(step, worker, row[:-2], row[-2], row[-1]) for row in held))
+    types, last = known
+    if request <= last:  # asked again: what it still holds of that request; never anything new
+        held = step.db.execute(queries.held, (worker, request)).fetchall()
+        return Claim(tuple(_claimed(step, worker, row[:-2], row[-2], row[-1]) for row in held), more=True)
     more = lanes.open_due(step)
     more |= fall_slice(step)
-    picker = _Picker(step, worker, request, decode_names(known[0]), room)
+    picker = _Picker(step, worker, request, decode_names(types), room)
     picker.pick([queue for queue in queues if queue not in step.settings.paused_queues])
     taken = picker.write()
     more |= picker.more
+    if taken:
+        step.db.execute(queries.note_request, (request, worker))
     next_at = None if more or picker.slots == 0 else _next_at(step, queues)
     return Claim(taken, next_at, more)
 
@@ -92,9 +95,11 @@ class _Picker:
         self.step = step
         self.worker = worker
         self.request = request
+        self.room = room
         self.slots = room.slots
         self.prefetch = room.prefetch
         self.bytes = room.max_bytes
+        self.stuffed = False
         self.rooms = {name: room.types.get(name, 1 << 30) for name in types if name not in step.settings.paused_types}
         self.limits: dict[str, lanes.Limit] = {}
         self.plain: list[Found] = []
@@ -120,7 +125,13 @@ class _Picker:
         return self.limits[name]
 
     def full(self) -> bool:
-        return self.slots <= 0 or self.bytes <= 0
+        return self.slots <= 0 or self.stuffed
+
+    def fits(self, row: Found) -> bool:
+        """An answer has at most so many bytes, but at least one task."""
+        self.stuffed = len(row[PAYLOAD]) > self.bytes and bool(self.answers or self.plain or self.slots < self.room.slots)
+        self.more |= self.stuffed
+        return not self.stuffed
 
     def take(self, row: Found) -> None:
         self.slots -= 1
@@ -137,7 +148,7 @@ class _Picker:
                 expired.append(row[ID])
             elif self.rooms.get(row[TYPE], 0) <= 0:
                 foreign.append(row)
-            elif len(took) < most and not self.full():
+            elif len(took) < most and not self.full() and self.fits(row):
                 self.take(row)
                 took.append(row)
         if expired:
@@ -209,15 +220,15 @@ class _PlainLine:
         self.after = (-1, -1)
         self.dry = False
 
-    def head(self, want: int) -> int | None:
-        """The age of its next task."""
+    def head(self, want: int) -> tuple[int, int] | None:
+        """The age of its next task: when it became ready, then the order of submission."""
         if not self.rows and not self.dry:
             step = self.picker.step
             self.rows = step.db.execute(queries.plain, (*self.key, step.now, *self.after, max(want, QUANTUM))).fetchall()
             self.dry = len(self.rows) < max(want, QUANTUM)
             if self.rows:
                 self.after = (self.rows[-1][READY_AT], self.rows[-1][SEQ])
-        return self.rows[0][READY_AT] if self.rows else None
+        return (self.rows[0][READY_AT], self.rows[0][SEQ]) if self.rows else None
 
     def take(self, most: int) -> int:
         """Up to `most` of those read; they are written at the end, together."""
@@ -254,7 +265,7 @@ class _QueuePicker:
     def pick_ahead(self) -> None:
         """A few more of the plain line, so that the worker has the next at hand."""
         picker = self.picker
-        while picker.prefetch > 0 and picker.bytes > 0 and picker.passed_over < MOST_PASSED_OVER:
+        while picker.prefetch > 0 and not picker.stuffed and picker.passed_over < MOST_PASSED_OVER:
             line = next((line for line in reversed(self.lines) if line.head(picker.prefetch) is not None), None)
             if line is None:
                 return
@@ -358,11 +369,11 @@ class _QueuePicker:
         """The oldest ready task of a share, and what follows it in the same lane, up to a quantum."""
         skipped: set[int] = set()
         while self._can_go_on():
-            lane, head_at = self._oldest_lane(share, priority, skipped)
-            plain_at = self.lines[priority].head(self.want) if name == "" else None
-            if lane is None and plain_at is None:
+            lane, age = self._oldest_lane(share, priority, skipped)
+            plain = self.lines[priority].head(self.want) if name == "" else None
+            if lane is None and plain is None:
                 return 0
-            if lane is None or (plain_at is not None and plain_at <= (head_at or 0)):
+            if lane is None or (plain is not None and plain < age):
                 took = self._serve_plain(priority, min(QUANTUM, self.want))
             else:
                 took = self._serve_lane(lane, share, priority, skipped)
@@ -370,11 +381,11 @@ class _QueuePicker:
                 return took
         return 0
 
-    def _oldest_lane(self, share: int, priority: int, skipped: set[int]) -> tuple[int | None, int | None]:
-        for lane, head_at, needs in self.step.db.execute(queries.open_lanes, (share, priority)):
+    def _oldest_lane(self, share: int, priority: int, skipped: set[int]) -> tuple[int | None, tuple[int, int]]:
+        for lane, head_at, head_seq, needs in self.step.db.execute(queries.open_lanes, (share, priority)):
             if lane not in skipped and (not needs or self.picker.rooms.get(needs, 0) > 0):
-                return lane, head_at
-        return None, None
+                return lane, (head_at, head_seq)
+        return None, (FAR, 0)
 
     def _serve_lane(self, number: int, share: int, priority: int, skipped: set[int]) -> int:
         picker, step = self.picker, self.step

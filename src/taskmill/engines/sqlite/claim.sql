@@ -1,5 +1,8 @@
 -- name: worker_types
-SELECT types FROM taskmill_worker WHERE id = ?;
+SELECT types, request FROM taskmill_worker WHERE id = ?;
+
+-- name: note_request
+UPDATE taskmill_worker SET request = ? WHERE id = ?;
 
 -- name: held
 SELECT t.seq, t.id, t.type, t.queue, t.priority, t.ready_at, t.version, t.executions, t.failures, t.crashes, t.flags, t.created_at, t.expires_at, t.tenant,
@@ -58,7 +61,8 @@ SELECT levels FROM taskmill_queue WHERE id = ?;
 UPDATE taskmill_queue SET levels = ? WHERE id = ?;
 
 -- name: open_lanes
-SELECT id, head_at, needs FROM taskmill_lane INDEXED BY taskmill_lane_open WHERE share = ? AND top = ? AND top IS NOT NULL AND shut IS NULL ORDER BY head_at, id;
+SELECT id, head_at, head_seq, needs FROM taskmill_lane INDEXED BY taskmill_lane_open
+WHERE share = ? AND top = ? AND top IS NOT NULL AND shut IS NULL ORDER BY head_at, head_seq;
 
 -- name: any_lane
 SELECT 1 FROM taskmill_lane INDEXED BY taskmill_lane_open WHERE share = ? AND top = ? AND top IS NOT NULL AND shut IS NULL LIMIT 1;
@@ -73,5 +77,5 @@ SELECT name, value FROM taskmill_checkpoint WHERE seq = ?;
 SELECT number, name, data, id, at FROM taskmill_signal WHERE seq = ? ORDER BY number;
 
 -- name: results
-SELECT e.child_id, e.on_failure, e.outcome, d.result FROM taskmill_edge e LEFT JOIN taskmill_ending d ON d.seq = e.child AND e.outcome IS NOT NULL
+SELECT e.child_id, e.on_failure, e.outcome, CASE WHEN e.kept THEN e.result ELSE d.result END FROM taskmill_edge e LEFT JOIN taskmill_ending d ON d.seq = e.child AND e.outcome IS NOT NULL
 WHERE e.parent = ? ORDER BY e.id LIMIT ?;

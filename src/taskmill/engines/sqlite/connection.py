@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import re
 import stat
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from taskmill.engine import Durability
 from taskmill.engines.sqlite.sql import Database
 from taskmill.errors import AnswerLost, StoreError, TaskmillError, WrongStore
 
-__all__ = ["WriteLock", "check_path", "connect", "translate"]
+__all__ = ["WriteLock", "check_path", "connect", "file_system", "translate"]
 
 FIXED_WAL_RESET = (3, 51, 3)
 """Before it, a WAL that is reset at the wrong moment can corrupt the file."""
@@ -43,14 +44,14 @@ NETWORK = {
 """File systems on which neither locks nor the shared memory of the WAL are what SQLite needs."""
 
 
-def check_path(path: Path) -> None:
-    """Refuse what cannot hold a store, with the remedy, and leave it as it is."""
+def check_path(path: Path, mounts: str | None = None) -> None:
+    """Refuse what cannot hold a store, with the remedy, and leave it as it is. `mounts` is the system's own table unless given."""
     if path.is_dir():
         raise WrongStore(f"{path} is a directory", code="path_is_directory", field="url", hint=f"name a file in it, for example {path / 'taskmill.db'}")
     folder = path.parent
     if not folder.is_dir():
         raise WrongStore(f"the directory {folder} does not exist", code="no_directory", field="url", hint=f"make it first: mkdir -p {folder}")
-    kind = _file_system(folder)
+    kind = file_system(folder, _mounts() if mounts is None else mounts)
     if kind in NETWORK:
         raise WrongStore(
             f"{path} is on a network mount ({kind})",
@@ -71,19 +72,24 @@ def _mounted_read_only(folder: Path) -> bool:
     return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
-def _file_system(folder: Path) -> str:
-    """The type of the mount that holds a directory; empty where the system does not tell."""
+def _mounts() -> str:
     try:
-        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+        return Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def file_system(folder: Path, mounts: str) -> str:
+    """The type of the mount that holds a directory, by a table as in /proc/self/mounts; empty where it does not tell."""
     best, kind = "", ""
     where = f"{folder.resolve()}/"
-    for line in lines:
-        _, mount, type_name, *_ = line.split(" ")
-        mount = mount.replace("\\040", " ")
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), fields[1])
         if where.startswith(mount.rstrip("/") + "/") and len(mount) >= len(best):
-            best, kind = mount, type_name
+            best, kind = mount, fields[2]
     return kind
 
 

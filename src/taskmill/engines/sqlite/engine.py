@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -58,11 +58,10 @@ from taskmill.engines.sqlite.live import Live
 from taskmill.engines.sqlite.sql import Database
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transaction import Tx, writable
-from taskmill.engines.sqlite.waiting import Waiters, listen
-from taskmill.engines.sqlite.wake import Waker, hints
+from taskmill.engines.sqlite.waiting import Events, Waiters, listen
+from taskmill.engines.sqlite.wake import Hints, Waker
 from taskmill.engines.sqlite.writer import Session, Writer
 from taskmill.errors import Conflict, StaleLease, StoreError
-from taskmill.events import Event
 from taskmill.task import Attempt, EdgeResult, Gone, NewTask, State, Task, check_id, check_key, check_name, new_id, sequence_of
 
 __all__ = ["SQLiteEngine"]
@@ -70,6 +69,7 @@ __all__ = ["SQLiteEngine"]
 Answer = TypeVar("Answer")
 
 COUNTS_AGE = 5 * SECOND
+PATIENCE_OF_A_BEAT = 0.25
 
 _inside: contextvars.ContextVar[Tx | None] = contextvars.ContextVar("taskmill_transaction", default=None)
 
@@ -295,19 +295,34 @@ class SQLiteEngine:
             await self._live_do(lambda live: live.forget(worker))
             return Beat(False, tuple(sorted(named)))
         if any(token not in named and asked <= request for _, token, asked, _ in held):
-            await self._write(lambda step: recover.give_back(step, worker, request, named))
+            await self._give_back(worker, request, named)
         tokens = {token for _, token, _, _ in held}
         cancelled = tuple(task for task, token, _, cancel in held if cancel and token in named)
         return Beat(True, tuple(sorted(named - tokens)), cancelled, commands)
 
+    async def _give_back(self, worker: str, request: int, named: frozenset[int]) -> None:
+        """A beat never waits for somebody's long transaction: what it gives back is then given back after it."""
+        giving = asyncio.ensure_future(self._write(lambda step: recover.give_back(step, worker, request, named)))
+        done, _ = await asyncio.wait({giving}, timeout=PATIENCE_OF_A_BEAT)
+        if done:
+            giving.result()
+        else:
+            giving.add_done_callback(_ignore_failure)
+
     async def recover_lost(self, n: int = 500) -> Moved:
         fair_since = await self._live_do(lambda live: live.mark(self._lease))
-        workers = await self._read(inspect.workers)
-        silent = await self._live_do(lambda live: live.silent(workers, fair_since))
-        moved = await self._write(lambda step: recover.recover(step, silent, n))
+        moved = await self._write(lambda step: recover.recover(step, self._silent(step, fair_since), n))
         if moved.lost:
             await self._live_do(lambda live: live.forget_all(moved.lost))
         return moved
+
+    def _silent(self, step: Step, fair_since: int) -> list[str]:
+        """Beats are read under the write lock: whoever beat while this waited for it lives."""
+        with self._live_in_step() as live:
+            return live.silent(inspect.workers(step.db), fair_since)
+
+    def _live_in_step(self) -> contextlib.closing[Live]:
+        return contextlib.closing(Live(Path(f"{self.path}-live"), self.clock, self._busy_timeout, self._vfs))
 
     async def prune(self, n: int, term: Term, retention: Retention = DEFAULT_RETENTION) -> Moved:
         return await self._write(lambda step: recover.prune(step, n, term, retention))
@@ -376,7 +391,7 @@ class SQLiteEngine:
 
     def _begin_term(self, step: Step, role: str, holder: str) -> Term | None:
         """Looked at again under the write lock, where two that saw the same empty seat cannot both be."""
-        with contextlib.closing(Live(Path(f"{self.path}-live"), self.clock, self._busy_timeout, self._vfs)) as live:
+        with self._live_in_step() as live:
             if live.led(role, self._term):
                 return live.renew(role, holder, self._term)
             term = settings.lead(step, role, holder)
@@ -402,13 +417,18 @@ class SQLiteEngine:
 
     # Hints
 
-    async def wakeups(self) -> AsyncGenerator[None, None]:
+    async def wakeups(self) -> Hints:
         self._check_open()
-        return hints(self._waker.listen("work"))
+        return Hints(self._waker.listen("work"))
 
-    async def events(self) -> AsyncGenerator[Event, None]:
+    async def events(self) -> Events:
         self._check_open()
         return await listen(self._write, self._read, self._waker)
+
+
+def _ignore_failure(giving: asyncio.Future[int]) -> None:
+    """The next beat gives back what this one could not."""
+    giving.cancelled() or giving.exception()
 
 
 def _memory() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from types import MappingProxyType
 
 import msgspec
@@ -50,6 +51,10 @@ ATTEMPT_OUTCOMES = {
 }
 
 
+TERMINAL_ENDINGS = {Ending.COMPLETED, Ending.DEAD, Ending.CANCELLED}
+ENDINGS = {COMPLETED: Ending.COMPLETED, DEAD: Ending.DEAD, CANCELLED: Ending.CANCELLED}
+
+
 def finish(step: Step, outcomes: Sequence[Outcome]) -> Finished:
     moves = Moves(step)
     rest = _finish_plain(step, moves, outcomes)
@@ -59,7 +64,7 @@ def finish(step: Step, outcomes: Sequence[Outcome]) -> Finished:
         rows = read_rows(step, (outcome.task for outcome in rest))
         for outcome in rest:
             row = rows.get(outcome.task)
-            refusal = _apply(moves, row, outcome, instead)
+            refusal = _apply(moves, row, outcome, instead) if not outcome.then else _apply_with_then(moves, row, outcome, instead)
             if refusal is not None:
                 refused.append(refusal)
     more = moves.settle() or fall_slice(step)
@@ -95,35 +100,68 @@ def _apply(moves: Moves, row: Row | None, outcome: Outcome, instead: dict[str, S
         return Refusal(outcome.task, outcome.token, "not_found", "there is no such task")
     if row.state != RUNNING or row.token != outcome.token or row.worker != outcome.worker:
         if _was_applied(moves.step, row, outcome):
+            _tell_instead(row, outcome, instead)
             return None
         return Refusal(outcome.task, outcome.token, "stale_lease", "the lease is no longer current; nothing was written")
     if outcome.ending is Ending.WAITING:
         refusal = _check_wait(moves.step, outcome)
         if refusal is not None:
             return refusal
-    children = _then(moves.step, outcome)
-    if row.flags & CANCEL and outcome.ending not in {Ending.COMPLETED, Ending.DEAD, Ending.CANCELLED}:
+    if row.flags & CANCEL and outcome.ending not in TERMINAL_ENDINGS:
         _record(moves, row, outcome)
         instead[row.id] = STATES[moves.cancel(row)]
         return None
-    _APPLY[outcome.ending](moves, row, outcome, children)
+    _APPLY[outcome.ending](moves, row, outcome)
     return None
 
 
-def _was_applied(step: Step, row: Row, outcome: Outcome) -> bool:
-    """A repeat: the row still shows this lease as ended by its holder, or the attempt's record does."""
-    if row.state != RUNNING and row.token == outcome.token and row.worker == outcome.worker:
-        return True
-    found = step.db.execute(queries.attempt_outcome, (row.seq, outcome.token, outcome.worker)).fetchone()
-    return found is not None and found[0] == ATTEMPT_OUTCOMES.get(outcome.ending)
+def _apply_with_then(moves: Moves, row: Row | None, outcome: Outcome, instead: dict[str, State]) -> Refusal | None:
+    """End this and start those, or neither: a task that the store refuses takes its outcome back and leaves the lease as it was."""
+    step = moves.step
+    mark, noted, before = step.mark(), moves.note(), copy(row)
+    step.db.execute("SAVEPOINT outcome")
+    refusal = _apply(moves, row, outcome, instead)
+    if refusal is None and row is not None and before is not None and before.state == RUNNING:
+        refusal = _start_those(step, moves, row, outcome)
+    if refusal is not None:
+        step.db.execute("ROLLBACK TO outcome")
+        step.back_to(mark)
+        moves.back_to(noted)
+        instead.pop(outcome.task, None)
+    step.db.execute("RELEASE outcome")
+    return refusal
 
 
-def _then(step: Step, outcome: Outcome) -> tuple[str, ...]:
-    """The tasks that follow, under the ids they have in the store; those it refuses do not stop the finish."""
-    if not outcome.then:
-        return ()
+def _start_those(step: Step, moves: Moves, row: Row, outcome: Outcome) -> Refusal | None:
     answers = submit(step, outcome.then)
-    return tuple(answer.id for answer in answers if answer.status is not Status.REFUSED)
+    for answer in answers:
+        if answer.status is Status.REFUSED and answer.error is not None:
+            return Refusal(outcome.task, outcome.token, "refused", f"the task {answer.id} that follows was refused: {answer.error}")
+    if outcome.ending is Ending.WAITING and row.state != CANCELLED and row.must_end is None:
+        _begin_to_wait(moves, row, outcome, tuple(answer.id for answer in answers))
+    return None
+
+
+def _tell_instead(row: Row, outcome: Outcome, instead: dict[str, State]) -> None:
+    """In a repeat too: the task came to another state than asked for."""
+    if outcome.ending not in TERMINAL_ENDINGS:
+        if row.state == CANCELLED:
+            instead[row.id] = State.CANCELLED
+        elif row.must_end == "cancelled":
+            instead[row.id] = STATES[row.state]
+
+
+def _was_applied(step: Step, row: Row, outcome: Outcome) -> bool:
+    """A repeat: this lease was ended by its holder, and in this way. The attempt's record tells, or the row itself where there is none."""
+    found = step.db.execute(queries.attempt_outcome, (row.seq, outcome.token, outcome.worker)).fetchone()
+    if found is not None:
+        ended, by_recovery = found
+        return bool(ended == ATTEMPT_OUTCOMES.get(outcome.ending)) and not by_recovery
+    if row.state == RUNNING or row.token != outcome.token or row.worker != outcome.worker:
+        return False
+    if row.state < RUNNING:
+        return outcome.ending is Ending.RELEASED
+    return outcome.ending is ENDINGS.get(row.state)
 
 
 def _record(moves: Moves, row: Row, outcome: Outcome) -> None:
@@ -131,18 +169,18 @@ def _record(moves: Moves, row: Row, outcome: Outcome) -> None:
     moves.attempt(row, ATTEMPT_OUTCOMES[outcome.ending], started_at, outcome.error)
 
 
-def _completed(moves: Moves, row: Row, outcome: Outcome, _: tuple[str, ...]) -> None:
+def _completed(moves: Moves, row: Row, outcome: Outcome) -> None:
     _note_start(moves.step, row, outcome)
     moves.end(row, COMPLETED, result=outcome.result, error=outcome.error)
 
 
-def _dead(moves: Moves, row: Row, outcome: Outcome, _: tuple[str, ...]) -> None:
+def _dead(moves: Moves, row: Row, outcome: Outcome) -> None:
     _note_start(moves.step, row, outcome)
     row.failures += 1
     moves.end(row, DEAD, error=outcome.error, result=outcome.result, phase="compensation_failed" if row.flags & UNWIND else None)
 
 
-def _cancelled(moves: Moves, row: Row, outcome: Outcome, _: tuple[str, ...]) -> None:
+def _cancelled(moves: Moves, row: Row, outcome: Outcome) -> None:
     _note_start(moves.step, row, outcome)
     moves.end(row, CANCELLED, error=outcome.error, result=outcome.result)
 
@@ -152,18 +190,18 @@ def _note_start(step: Step, row: Row, outcome: Outcome) -> None:
         step.db.execute(queries.note_start, (outcome.started_after, row.seq))
 
 
-def _retry(moves: Moves, row: Row, outcome: Outcome, _: tuple[str, ...]) -> None:
+def _retry(moves: Moves, row: Row, outcome: Outcome) -> None:
     _record(moves, row, outcome)
     row.failures += 1
     moves.later(row, RETRYING, moves.step.now + outcome.after)
 
 
-def _snoozed(moves: Moves, row: Row, outcome: Outcome, _: tuple[str, ...]) -> None:
+def _snoozed(moves: Moves, row: Row, outcome: Outcome) -> None:
     _record(moves, row, outcome)
     moves.later(row, SCHEDULED, moves.step.now + outcome.after)
 
 
-def _released(moves: Moves, row: Row, outcome: Outcome, _: tuple[str, ...]) -> None:
+def _released(moves: Moves, row: Row, outcome: Outcome) -> None:
     if outcome.started_after is None:
         moves.ready(row, ready_at=row.ready_at, keep_lease=True, executions=row.executions - 1)
         return
@@ -171,14 +209,17 @@ def _released(moves: Moves, row: Row, outcome: Outcome, _: tuple[str, ...]) -> N
     moves.ready(row, ready_at=row.ready_at, keep_lease=True)
 
 
-def _crashed(moves: Moves, row: Row, outcome: Outcome, _: tuple[str, ...]) -> None:
+def _crashed(moves: Moves, row: Row, outcome: Outcome) -> None:
     _record(moves, row, outcome)
     crash(moves, row, outcome.error, keep_lease=True)
 
 
 def crash(moves: Moves, row: Row, error: ErrorInfo | None, *, keep_lease: bool) -> None:
-    """One crash more; past the most that it may have the task is poison."""
+    """One crash more; past the most that it may have the task is poison. A cancel that was asked for comes first."""
     row.crashes += 1
+    if row.flags & CANCEL:
+        moves.cancel(row)
+        return
     most = moves.step.db.execute(queries.max_crashes, (row.seq,)).fetchone()[0]
     if row.crashes <= most:
         moves.ready(row, ready_at=row.ready_at, keep_lease=keep_lease)
@@ -196,9 +237,14 @@ def _check_wait(step: Step, outcome: Outcome) -> Refusal | None:
     return None
 
 
-def _waiting(moves: Moves, row: Row, outcome: Outcome, children: tuple[str, ...]) -> None:
-    step = moves.step
+def _waiting(moves: Moves, row: Row, outcome: Outcome) -> None:
     _record(moves, row, outcome)
+    if not outcome.then:
+        _begin_to_wait(moves, row, outcome, ())
+
+
+def _begin_to_wait(moves: Moves, row: Row, outcome: Outcome, children: tuple[str, ...]) -> None:
+    step = moves.step
     on_failure = OnFailure(outcome.on_failure)
     failed = False
     for task in dict.fromkeys((*outcome.tasks, *children)):
@@ -299,6 +345,7 @@ def _deliver(step: Step, row: Row, name: str, number: int) -> None:
     row.flags = flags & ~AWAITS if awaited else flags
     step.db.execute(queries.set_flags, (row.flags, step.now, row.seq))
     row.version += 1
+    step.event(Kind.SIGNALLED, row.id, row.version, {"name": name, "number": number})
     if awaited and row.open_edges == 0:
         moves = Moves(step)
         moves.ready(row, ready_at=step.now, keep_lease=True)

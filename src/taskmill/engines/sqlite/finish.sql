@@ -11,7 +11,7 @@ INSERT INTO taskmill_ending (seq, result) VALUES (?, ?) ON CONFLICT DO UPDATE SE
 UPDATE taskmill_task SET started_at = claimed_at + ? WHERE seq = ?;
 
 -- name: attempt_outcome
-SELECT outcome FROM taskmill_attempt WHERE seq = ? AND token = ? AND worker = ?;
+SELECT outcome, error ->> '$.code' IS 'lease_lost' FROM taskmill_attempt WHERE seq = ? AND token = ? AND worker = ?;
 
 -- name: max_crashes
 SELECT max_crashes FROM taskmill_body WHERE seq = ?;

@@ -18,6 +18,7 @@ from taskmill.engines.sqlite.rows import (
     SEALED,
     STATES,
     UNWIND,
+    WAITING,
     Meta,
     decode_error,
     decode_meta,
@@ -147,8 +148,8 @@ def _conditions(which: Filter, now: int) -> tuple[list[str], list[Any]]:
 def _state_condition(state: State, now: int) -> tuple[str, list[int]]:
     number = NUMBERS[state]
     if number == PENDING:
-        return "(task.state = 0 OR task.state IN (1, 2) AND task.ready_at <= ?)", [now]
-    if number in (SCHEDULED, RETRYING):
+        return "(task.state = 0 OR task.state IN (1, 2, 4) AND task.ready_at <= ?)", [now]
+    if number in (SCHEDULED, RETRYING, WAITING):
         return "(task.state = ? AND task.ready_at > ?)", [number, now]
     return "task.state = ?", [number]
 
@@ -205,7 +206,7 @@ def counts(db: Database, now: int) -> tuple[Count, ...]:
     types = {name for (text,) in db.execute(queries.worker_types) for name in decode_names(text)}
     found: dict[tuple[str, str, int, State], tuple[int, int | None]] = {}
     for queue, type_name, priority, state, due, tasks, oldest in db.execute(queries.counts, (now,)):
-        name = State.PENDING if due and state in (SCHEDULED, RETRYING) else STATES[state]
+        name = State.PENDING if due and state in (SCHEDULED, RETRYING, WAITING) else STATES[state]
         key = (queue, type_name, priority, name)
         before, age = found.get(key, (0, None))
         ages = [moment for moment in (age, oldest) if moment is not None and name is State.PENDING]

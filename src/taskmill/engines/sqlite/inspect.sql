@@ -18,7 +18,7 @@ FROM taskmill_task t LEFT JOIN taskmill_ending e USING (seq) WHERE t.id = ?;
 SELECT number, worker, token, started_at, ended_at, outcome, error FROM taskmill_attempt WHERE seq = ? ORDER BY number, token;
 
 -- name: edges
-SELECT e.child_id, e.on_failure, e.outcome, d.result FROM taskmill_edge e LEFT JOIN taskmill_ending d ON d.seq = e.child AND e.outcome IS NOT NULL
+SELECT e.child_id, e.on_failure, e.outcome, CASE WHEN e.kept THEN e.result ELSE d.result END FROM taskmill_edge e LEFT JOIN taskmill_ending d ON d.seq = e.child AND e.outcome IS NOT NULL
 WHERE e.parent = (SELECT seq FROM taskmill_task WHERE id = ?) ORDER BY e.id LIMIT ? OFFSET ?;
 
 -- name: counts
@@ -44,6 +44,9 @@ SELECT number, kind, subject, data, at FROM taskmill_outbox WHERE kind = ? AND n
 
 -- name: events
 SELECT number, kind, subject, version, at, data FROM taskmill_event WHERE number > ? ORDER BY number LIMIT 1000;
+
+-- name: listen_until
+UPDATE taskmill_store SET listen_until = max(listen_until, ?);
 
 -- name: last_event
 SELECT coalesce(max(number), 0), coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'taskmill_event'), 0) FROM taskmill_event;

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from taskmill.engines.sqlite.rows import FAR, PENDING
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
+from taskmill.events import Kind
 
 __all__ = ["Limit", "give_back", "open_due", "refresh", "wake"]
 
@@ -32,13 +33,25 @@ class Limit:
         self.id = step.counter(name)
         self.definition = step.settings.limit(name)
         self.running: int = step.db.execute(queries.running, (self.id,)).fetchone()[0]
+        self.grain = max(1_000, self.definition.window // 1_000)
         self.used = self._window() if self.definition.rate is not None else 0
         self.started = 0
         self.saved = self.running
 
     def _window(self) -> int:
+        self._follow_clock()
         since = self.step.now - self.definition.window
         return self.step.db.execute(queries.used, (self.id, since)).fetchone()[0] or 0
+
+    def _follow_clock(self) -> None:
+        """The wall clock was set back: the log goes with it, as if no time had passed. So the window is never exceeded, and never stands still either."""
+        last = self.step.db.execute(queries.newest_start, (self.id,)).fetchone()[0]
+        ahead = 0 if last is None else last - self._rounded_up(self.step.now)
+        if ahead > 0:
+            self.step.db.execute(queries.shift_starts, (ahead, self.id))
+
+    def _rounded_up(self, at: int) -> int:
+        return -(-at // self.grain) * self.grain
 
     @property
     def room(self) -> int:
@@ -76,12 +89,9 @@ class Limit:
             self._log()
 
     def _log(self) -> None:
-        """Times are rounded up to a thousandth of the window, and never go back: never over, at most 0.1 % late, at most 1,000 rows."""
+        """Times are rounded up to a thousandth of the window: never over, at most 0.1 % late, at most 1,000 rows."""
         step, window = self.step, self.definition.window
-        grain = max(1_000, window // 1_000)
-        last = step.db.execute(queries.newest_start, (self.id,)).fetchone()[0]
-        at = max(-(-step.now // grain) * grain, last or 0)
-        step.db.execute(queries.log_start, (self.id, at, self.started))
+        step.db.execute(queries.log_start, (self.id, self._rounded_up(step.now), self.started))
         step.db.execute(queries.forget_starts, (self.id, step.now - window))
         self.started = 0
 
@@ -108,12 +118,12 @@ def _refresh_lane(step: Step, number: int, order_key: str) -> bool:
     return changed is not None
 
 
-def _ordered_head(step: Step, number: int) -> tuple[int, int, str] | None:
+def _ordered_head(step: Step, number: int) -> tuple[int, int, int, str] | None:
     """The first task that has not ended, if it is the one to run now: while it runs, retries, sleeps or waits, nothing overtakes it."""
     row = step.db.execute(queries.ordered_head, (number,)).fetchone()
     if row is None or row[0] != PENDING:
         return None
-    return row[1], row[2], row[3]
+    return row[1], row[2], row[3], row[4]
 
 
 def refresh_share(step: Step, share: int) -> None:
@@ -167,8 +177,13 @@ def give_back(step: Step, ended: dict[int, int]) -> None:
 def open_due(step: Step) -> bool:
     """What time alone has changed: delayed tasks in lanes that are due, deadlines of waits, windows that have room. Bounded; True if there is more."""
     slice_ = 500
-    due = step.db.execute(queries.make_due, (step.now, slice_)).fetchall()
-    refresh(step, {lane for (lane,) in due if lane > 0})
+    due = step.db.execute(queries.due, (step.now, slice_)).fetchall()
+    if due:
+        step.db.executemany(queries.make_due, [(step.now, row[6]) for row in due])
+        refresh(step, {row[0] for row in due if row[0] > 0})
+    for _, task, type_name, queue, version, waited, _ in due:
+        if waited:
+            step.event(Kind.READY, task, version, {"type": type_name, "queue": queue})
     passed = step.db.execute(queries.passed_windows, (step.now, slice_)).fetchall()
     for number, name in passed:
         step.db.execute(queries.wake_at, (None, number))

@@ -20,21 +20,22 @@ INSERT INTO taskmill_start (counter, at, tasks) VALUES (?, ?, ?) ON CONFLICT DO 
 DELETE FROM taskmill_start WHERE counter = ? AND at <= ?;
 
 -- name: head
-SELECT priority, ready_at FROM taskmill_task INDEXED BY taskmill_task_lane
+SELECT priority, ready_at, seq FROM taskmill_task INDEXED BY taskmill_task_lane
 WHERE lane = ?1 AND lane > 0 AND state <= 4 AND state = 0 ORDER BY priority DESC, ready_at, seq LIMIT 1;
 
 -- name: ordered_head
-SELECT state, priority, ready_at, type FROM taskmill_task INDEXED BY taskmill_task_order
+SELECT state, priority, ready_at, seq, type FROM taskmill_task INDEXED BY taskmill_task_order
 WHERE lane = ? AND flags & 1 AND state <= 4 ORDER BY seq LIMIT 1;
 
 -- name: set_head
-UPDATE taskmill_lane SET top = ?1, head_at = ?2 WHERE id = ?3 AND (top IS NOT ?1 OR head_at IS NOT ?2) RETURNING id;
+UPDATE taskmill_lane SET top = ?1, head_at = ?2, head_seq = ?3 WHERE id = ?4 AND (top IS NOT ?1 OR head_at IS NOT ?2 OR head_seq IS NOT ?3) RETURNING id;
 
 -- name: set_ordered_head
-UPDATE taskmill_lane SET top = ?1, head_at = ?2, needs = ?3 WHERE id = ?4 AND (top IS NOT ?1 OR head_at IS NOT ?2 OR needs IS NOT ?3) RETURNING id;
+UPDATE taskmill_lane SET top = ?1, head_at = ?2, head_seq = ?3, needs = ?4
+WHERE id = ?5 AND (top IS NOT ?1 OR head_at IS NOT ?2 OR head_seq IS NOT ?3) RETURNING id;
 
 -- name: empty_lane
-UPDATE taskmill_lane SET top = NULL, head_at = NULL, shut = NULL WHERE id = ? AND top IS NOT NULL RETURNING id;
+UPDATE taskmill_lane SET top = NULL, head_at = NULL, head_seq = NULL, shut = NULL WHERE id = ? AND top IS NOT NULL RETURNING id;
 
 -- name: share_top
 SELECT max(top) FROM taskmill_lane INDEXED BY taskmill_lane_open WHERE share = ? AND top IS NOT NULL AND shut IS NULL;
@@ -45,6 +46,10 @@ UPDATE taskmill_share SET top = ?1 WHERE id = ?2 AND top IS NOT ?1;
 -- name: shut
 UPDATE taskmill_lane SET shut = ? WHERE id = ?;
 
+-- name: shift_starts
+-- Every row moves by the same amount, so none can meet another: the oldest first, towards the past.
+UPDATE taskmill_start SET at = at - ?1 WHERE counter = ?2;
+
 -- name: wake_at
 UPDATE taskmill_counter SET wake_at = ? WHERE id = ?;
 
@@ -53,14 +58,17 @@ SELECT 1 FROM taskmill_lane INDEXED BY taskmill_lane_shut WHERE shut = ? AND top
 
 -- name: open_best
 UPDATE taskmill_lane SET shut = NULL WHERE id IN (
-  SELECT id FROM taskmill_lane INDEXED BY taskmill_lane_shut WHERE shut = ?1 AND shut IS NOT NULL AND top IS NOT NULL ORDER BY top DESC, head_at, id LIMIT ?2)
+  SELECT id FROM taskmill_lane INDEXED BY taskmill_lane_shut WHERE shut = ?1 AND shut IS NOT NULL AND top IS NOT NULL ORDER BY top DESC, head_at, head_seq LIMIT ?2)
 RETURNING share;
+
+-- name: due
+SELECT lane, id, type, queue, version + (state = 4), state = 4, seq FROM taskmill_task INDEXED BY taskmill_task_due
+WHERE (lane > 0 AND state IN (1, 2) OR state = 4) AND ready_at <= ? ORDER BY ready_at LIMIT ?;
 
 -- name: make_due
 -- A delayed task that came due reads as pending already: only the end of a wait is a change that others can see.
-UPDATE taskmill_task SET state = 0, version = version + (state = 4), flags = flags & ~128, ready_at = CASE state WHEN 4 THEN ?1 ELSE ready_at END WHERE seq IN (
-  SELECT seq FROM taskmill_task INDEXED BY taskmill_task_due WHERE (lane > 0 AND state IN (1, 2) OR state = 4) AND ready_at <= ?1 ORDER BY ready_at LIMIT ?2)
-RETURNING lane;
+UPDATE taskmill_task SET version = version + (state = 4), ready_at = CASE state WHEN 4 THEN ?1 ELSE ready_at END, state = 0, flags = flags & ~128, awaits = NULL
+WHERE seq = ?2;
 
 -- name: passed_windows
 SELECT id, name FROM taskmill_counter INDEXED BY taskmill_counter_wake WHERE wake_at IS NOT NULL AND wake_at <= ? ORDER BY wake_at LIMIT ?;

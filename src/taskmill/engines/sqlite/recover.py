@@ -8,7 +8,7 @@ from taskmill import codec
 from taskmill.engine import Moved, Retention, Term
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.finish import crash
-from taskmill.engines.sqlite.rows import CANCELLED, COMPLETED, DEAD, decode_meta
+from taskmill.engines.sqlite.rows import CANCEL, CANCELLED, COMPLETED, DEAD, decode_meta
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, Row, fall_slice
@@ -89,7 +89,10 @@ def give_back(step: Step, worker: str, request: int, named: Collection[int]) -> 
     moves = Moves(step)
     rows = [Row(*row) for row in step.db.execute(queries.held_up_to, (worker, request)).fetchall() if row[14] not in named]
     for row in rows:
-        moves.ready(row, ready_at=row.ready_at, executions=row.executions - 1)
+        if row.flags & CANCEL:
+            moves.cancel(row)
+        else:
+            moves.ready(row, ready_at=row.ready_at, executions=row.executions - 1)
     moves.settle()
     return len(rows)
 
@@ -104,8 +107,8 @@ def prune(step: Step, n: int, term: Term, retention: Retention) -> Moved:
     moved = 0
     for state, kept in ((COMPLETED, retention.completed), (DEAD, retention.dead), (CANCELLED, retention.cancelled)):
         rows = step.db.execute(queries.old, (state, step.now - kept, n - moved)).fetchall()
-        for seq, task, created_at in rows:
-            purge(step, seq, task, state, created_at)
+        for seq, task, version, created_at in rows:
+            purge(step, seq, task, state, version, created_at)
         moved += len(rows)
         if moved >= n:
             return Moved(moved, True)
@@ -113,18 +116,18 @@ def prune(step: Step, n: int, term: Term, retention: Retention) -> Moved:
     return Moved(moved, moved >= n)
 
 
-def purge(step: Step, seq: int, task: str, state: int, created_at: int) -> None:
-    """Remove a record; its id stays known for its window, and its result for as long as somebody waits on it."""
+def purge(step: Step, seq: int, task: str, state: int, version: int, created_at: int) -> None:
+    """Remove a record; its id stays known for its window, and its result with those who waited for it."""
     payload, text = step.db.execute(queries.body, (seq,)).fetchone()
     meta = decode_meta(text)
     until = created_at + (meta.window or DEFAULT_DEDUPE_WINDOW)
     if until > step.now:
-        step.db.execute(queries.add_known, (task, state, codec.payload_hash(payload), until))
+        step.db.execute(queries.add_known, (task, state, version, codec.payload_hash(payload), until))
     if meta.tags:
         step.db.executemany(queries.drop_tag, [(name, value, seq) for name, value in meta.tags.items()])
     for statement in (
-        queries.drop_own_ending,
-        queries.drop_orphaned_endings,
+        queries.keep_results,
+        queries.drop_ending,
         queries.drop_edges,
         queries.drop_attempts,
         queries.drop_checkpoints,

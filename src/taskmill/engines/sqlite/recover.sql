@@ -27,7 +27,7 @@ SELECT t.seq, t.lane, b.payload, t.tenant FROM taskmill_task t INDEXED BY taskmi
 UPDATE taskmill_task SET lane = ?1, state = CASE WHEN ready_at <= ?2 THEN 0 ELSE state END WHERE seq = ?3;
 
 -- name: old
-SELECT t.seq, t.id, t.created_at FROM taskmill_task t INDEXED BY taskmill_task_ended
+SELECT t.seq, t.id, t.version, t.created_at FROM taskmill_task t INDEXED BY taskmill_task_ended
 WHERE state = ?1 AND state >= 5 AND finished_at <= ?2
   AND NOT EXISTS (SELECT 1 FROM taskmill_outbox o WHERE o.subject = t.id) AND NOT EXISTS (SELECT 1 FROM taskmill_falling f WHERE f.seq = t.seq)
 ORDER BY finished_at LIMIT ?3;
@@ -36,18 +36,18 @@ ORDER BY finished_at LIMIT ?3;
 SELECT payload, meta FROM taskmill_body WHERE seq = ?;
 
 -- name: add_known
-INSERT INTO taskmill_known (id, state, hash, until) VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET state = excluded.state, hash = excluded.hash, until = excluded.until;
+INSERT INTO taskmill_known (id, state, version, hash, until) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET state = excluded.state, version = excluded.version, hash = excluded.hash, until = excluded.until;
 
 -- name: drop_tag
 DELETE FROM taskmill_tag WHERE name = ? AND value = ? AND seq = ?;
 
--- name: drop_own_ending
-DELETE FROM taskmill_ending WHERE seq = ?1 AND NOT EXISTS (SELECT 1 FROM taskmill_edge WHERE child = ?1);
+-- name: keep_results
+UPDATE taskmill_edge SET kept = 1, result = (SELECT result FROM taskmill_ending WHERE seq = ?1)
+WHERE child = ?1 AND outcome IS NOT NULL AND NOT kept AND parent IN (SELECT seq FROM taskmill_task WHERE state <= 4);
 
--- name: drop_orphaned_endings
-DELETE FROM taskmill_ending WHERE seq IN (SELECT child FROM taskmill_edge WHERE parent = ?1)
-  AND NOT EXISTS (SELECT 1 FROM taskmill_task t WHERE t.seq = taskmill_ending.seq)
-  AND NOT EXISTS (SELECT 1 FROM taskmill_edge e WHERE e.child = taskmill_ending.seq AND e.parent <> ?1);
+-- name: drop_ending
+DELETE FROM taskmill_ending WHERE seq = ?;
 
 -- name: drop_edges
 DELETE FROM taskmill_edge WHERE parent = ?;

@@ -127,7 +127,7 @@ def encode_names(names: tuple[str, ...]) -> str:
 
 def state_name(state: int, ready_at: int, now: int) -> State:
     """A due task reads as pending without anybody having touched it."""
-    if state in (SCHEDULED, RETRYING) and ready_at <= now:
+    if state in (SCHEDULED, RETRYING, WAITING) and ready_at <= now:
         return State.PENDING
     return STATES[state]
 

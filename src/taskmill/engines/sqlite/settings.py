@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from taskmill import codec
 from taskmill.engine import Entry, Fired, Item, Joining, Record, Status, Submitted, Taken, Term
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.recover import check_term
 from taskmill.engines.sqlite.rows import (
+    CANCEL,
     CHECKPOINTS,
     COMPLETED,
     EDGES,
@@ -24,6 +26,7 @@ from taskmill.engines.sqlite.rows import (
     UNIQUE_STARTED,
     UNWIND,
     WAITED,
+    WAITING,
     Meta,
     encode_error,
     encode_progress,
@@ -103,7 +106,7 @@ def _check(kind: str, name: str, value: bytes) -> None:
                 _check_limit(msgspec.json.decode(value, type=LimitDefinition))
             case "queue":
                 check_name(name, "name")
-                msgspec.json.decode(value, type=QueueSettings)
+                _check_queue(msgspec.json.decode(value, type=QueueSettings))
             case "pause":
                 if not name.startswith(("queue:", "type:", "schedule:")):
                     raise InvalidInput(f"{name!r} cannot be paused", field="name", hint="queue:NAME, type:NAME or schedule:NAME")
@@ -121,6 +124,14 @@ def _check_limit(definition: LimitDefinition) -> None:
         check_range(definition.cap, "cap", 0, 1 << 30)
     if definition.rate is None and definition.cap is None:
         raise InvalidInput("the limit limits nothing", field="rate", hint="give a rate with its window, a cap, or both")
+
+
+def _check_queue(settings: QueueSettings) -> None:
+    for share, weight in settings.weights.items():
+        check_key(share, "weights", length=128) if share else None
+        check_range(weight, f"weights.{share}", 1, 1_000)
+    for weight in settings.priorities or ():
+        check_range(weight, "priorities", 1, 1_000)
 
 
 def drop(step: Step, kind: str, name: str, version: int | None) -> bool:
@@ -171,7 +182,7 @@ def _declare_schedules(step: Step, joining: Joining) -> None:
     """A schedule that its own app no longer declares is paused as orphaned; declared again, it goes on."""
     for name, value in joining.schedules.items():
         _declare(step, joining, "schedule", name, value)
-        step.db.execute(queries.drop_declared, ("pause", f"schedule:{name}"))
+        step.db.execute(queries.drop_declared, ("pause", f"schedule:{name}", joining.version))
     for name, app_version in step.db.execute(queries.schedules_of, (joining.app,)).fetchall():
         if name not in joining.schedules and app_version <= joining.version:
             _declare(step, joining, "pause", f"schedule:{name}", b'{"reason":"orphaned"}')
@@ -211,7 +222,7 @@ def fire(step: Step, schedule: str, version: int, tasks: Sequence[NewTask], next
         answer = _fire_one(step, new, last if isinstance(last, str) else None, overlap)
         if answer is not None:
             answers.append(answer)
-            last = answer.id
+            last = last if answer.status is Status.REFUSED else answer.id
     state |= {"next_at": next_at, "last": last, "fired_at": step.now}
     step.db.execute(queries.put, ("fired", schedule, False, msgspec.json.encode(state), 1 if fired is None else fired[1] + 1, "", 0))
     step.event(Kind.SCHEDULE_FIRED, schedule, version)
@@ -225,14 +236,16 @@ def _fire_one(step: Step, new: NewTask, last: str | None, overlap: str) -> Submi
         if overlap == "skip":
             return None
         if overlap == "replace":
-            if row.state == RUNNING:
+            if row.state == RUNNING and not row.flags & CANCEL:
                 step.db.execute(queries.request_cancel, (step.now, row.seq))
+                step.event(Kind.CANCELLING, row.id, row.version + 1, {"type": row.type, "queue": row.queue})
+            elif row.state == RUNNING:
+                pass
             else:
                 moves = Moves(step)
                 moves.cancel(row)
                 moves.settle()
-    answer = submit(step, (new,))[0]
-    return None if answer.status is Status.REFUSED else answer
+    return submit(step, (new,))[0]
 
 
 # Rates
@@ -284,10 +297,10 @@ def _restore(step: Step, record: Record) -> bool:
     step.seq += 1
     seq = step.seq
     state = NUMBERS[task.state]
-    if state == RUNNING:  # its lease was of another store: it is ready here
-        state = 0
+    if state == RUNNING or (state == WAITING and not (task.open_edges or task.sealed)):
+        state = 0  # a lease of another store is none here; and what it waited for, its handler looks at again
     lane = step.lane_id(step.queue(task.queue), task.fair_key, task.limits, task.order_key or "")
-    ready_at = FAR if state == NUMBERS[task.state.WAITING] else task.run_at
+    ready_at = FAR if state == WAITING else task.run_at
     ended = state >= COMPLETED
     step.db.execute(
         queries.restore_task,
@@ -331,6 +344,9 @@ def _restore_parts(step: Step, seq: int, record: Record) -> None:
         db.execute(queries.add_ending, (seq, task.result, encode_error(task.error)))
     if task.unique is not None and task.state not in {task.state.COMPLETED, task.state.DEAD, task.state.CANCELLED}:
         db.execute(queries.hold, (task.tenant, task.type, task.unique.key, seq))
+    if task.idempotency_key is not None:
+        until = task.created_at + task.idempotency_window
+        db.execute(queries.add_dedupe, (task.tenant, task.type, task.idempotency_key, task.id, codec.payload_hash(task.payload), until))
     db.executemany(queries.add_tag, [(name, value, seq) for name, value in task.tags.items()])
     db.executemany(queries.add_checkpoint, [(seq, name, value) for name, value in record.checkpoints.items()])
     db.executemany(queries.add_signal, [(seq, s.number, s.id, s.name, s.data, s.at) for s in record.signals])
@@ -355,7 +371,7 @@ def _restore_edges(step: Step, record: Record) -> None:
         child = step.db.execute(queries.seq, (edge.task,)).fetchone()
         number = -1 if child is None else child[0]
         outcome = None if edge.outcome is None else NUMBERS[edge.outcome]
-        step.db.execute(queries.add_edge, (parent, number, edge.task, ON_FAILURE_NUMBERS[edge.on_failure], outcome))
+        step.db.execute(queries.add_edge, (parent, number, edge.task, ON_FAILURE_NUMBERS[edge.on_failure], outcome, outcome is not None, edge.result))
         step.db.execute(queries.mark_waited, (WAITED, number))
 
 

@@ -12,7 +12,7 @@ ON CONFLICT DO UPDATE SET value = excluded.value, version = excluded.version, ap
 DELETE FROM taskmill_item WHERE kind = ? AND name = ? AND operator = 1;
 
 -- name: drop_declared
-DELETE FROM taskmill_item WHERE kind = ? AND name = ? AND operator = 0;
+DELETE FROM taskmill_item WHERE kind = ? AND name = ? AND operator = 0 AND app_version <= ?;
 
 -- name: shut_counters
 SELECT DISTINCT c.name FROM taskmill_counter c JOIN taskmill_lane l ON l.shut = c.id WHERE c.name = ?1 OR c.name >= ?1 || ':' AND c.name < ?1 || ';';
@@ -72,6 +72,9 @@ INSERT INTO taskmill_ending (seq, result, error) VALUES (?, ?, ?);
 -- name: hold
 INSERT INTO taskmill_held (tenant, type, key, seq) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
 
+-- name: add_dedupe
+INSERT INTO taskmill_dedupe (tenant, type, key, id, hash, until) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
+
 -- name: add_tag
 INSERT INTO taskmill_tag (name, value, seq) VALUES (?, ?, ?);
 
@@ -88,7 +91,7 @@ INSERT INTO taskmill_attempt (seq, number, worker, token, started_at, ended_at, 
 SELECT seq FROM taskmill_task WHERE id = ?;
 
 -- name: add_edge
-INSERT INTO taskmill_edge (parent, child, child_id, on_failure, outcome) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
+INSERT INTO taskmill_edge (parent, child, child_id, on_failure, outcome, kept, result) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: mark_waited
 UPDATE taskmill_task SET flags = flags | ? WHERE seq = ?;

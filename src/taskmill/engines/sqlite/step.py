@@ -124,7 +124,9 @@ class Step:
         self.settings_changed = False
         self._events: list[tuple[str, str, int, int, str | None]] = []
         row = self.db.execute(queries.store).fetchone()
-        self.token, self.seq, generation, listen_until = row
+        self.token: int = row[0]
+        self.seq: int = row[1]
+        generation, listen_until = row[2:]
         self._stored = (self.token, self.seq)
         self.listening = listen_until > now
         if generation != self.generation:

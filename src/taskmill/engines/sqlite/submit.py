@@ -38,7 +38,7 @@ from taskmill.engines.sqlite.rows import (
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, Row
-from taskmill.errors import Conflict, InvalidInput, NotFound, TaskmillError
+from taskmill.errors import Conflict, InvalidInput, NotFound, RateLimited, TaskmillError
 from taskmill.events import Kind
 from taskmill.task import Edge, ErrorInfo, NewTask, OnFailure, OnLimit, Resolved, check_limit, resolve
 
@@ -84,7 +84,9 @@ def submit(
 
 
 def _must_look(step: Step, tasks: Sequence[NewTask]) -> bool:
-    """Ids that may be known without standing in the table of tasks, or that stand twice in the batch."""
+    """Ids that may be known without standing in the table of tasks, that stand twice in the batch, or that must be known before edges and keys are judged."""
+    if any(new.edges or new.parent or new.unique for new in tasks) or any(settings.unique for settings in step.settings.types.values()):
+        return True
     return step.db.execute(queries.any_known).fetchone() is not None or len({new.id for new in tasks}) < len(tasks)
 
 
@@ -105,7 +107,6 @@ class _Batch:
 
     def store(self, *, look_first: bool) -> None:
         self._resolve()
-        self._refuse_unknown_edges()
         if look_first:
             firsts: dict[str, Draft] = {}
             for draft in self.drafts:
@@ -232,6 +233,8 @@ class _Batch:
         step.woke = True
         if lane > 0:
             self.stirred.add(lane)
+        task, version = step.db.execute(queries.version, (seq,)).fetchone()
+        step.event(Kind.REPLACED, task, version)
 
     # Edges
 
@@ -242,7 +245,7 @@ class _Batch:
             return
         refused = True
         while refused:
-            present = {draft.resolved.new.id for draft in self.drafts} | set(self.first_ids)
+            present = {draft.resolved.new.id for draft in self.drafts}
             bad = {draft.place: error for draft in self.drafts if (error := self._edge_error(draft, present)) is not None}
             for place, error in bad.items():
                 self._refuse(self.tasks[place], place, error)
@@ -258,10 +261,10 @@ class _Batch:
     def _edge_error(self, draft: Draft, present: set[str]) -> TaskmillError | None:
         new, db = draft.resolved.new, self.step.db
         for edge in new.edges:
-            if edge.task not in present and db.execute(queries.exists, (edge.task, self.step.now)).fetchone() is None:
+            if edge.task not in present and db.execute(queries.exists, (self._first(edge.task), self.step.now)).fetchone() is None:
                 return unknown_edge(edge.task)
         if new.parent is not None and new.parent.task not in present:
-            parent = db.execute(queries.parent, (new.parent.task,)).fetchone()
+            parent = db.execute(queries.parent, (self._first(new.parent.task),)).fetchone()
             if parent is None:
                 return unknown_edge(new.parent.task)
             if parent[1] != WAITING or not parent[2] & SEALED:
@@ -272,6 +275,10 @@ class _Batch:
                     hint="submit it sealed, and unseal it with the last of its children",
                 )
         return None
+
+    def _first(self, task: str) -> str:
+        """The id under which a task of this batch exists."""
+        return self.first_ids.get(task, task)
 
     def _refuse_cycles(self) -> None:
         waits: dict[str, set[str]] = {draft.resolved.new.id: {edge.task for edge in draft.resolved.new.edges} for draft in self.drafts}
@@ -366,7 +373,7 @@ class _Batch:
         if draft.error is None:
             self._answer(draft.place, Status.CREATED, new.id)
         else:
-            self._answer(draft.place, Status.REJECTED, new.id)
+            self._answer(draft.place, Status.REJECTED, new.id, RateLimited(draft.error.message, hint="submit it later, or let it wait with on_limit=delay"))
             db.execute(queries.add_ending, (draft.seq, encode_error(draft.error)))
             self.step.owe("ended", new.id, {"id": new.id, "type": new.type, "queue": draft.resolved.queue, "state": "dead", "version": 1})
             self.step.owe("dead", new.id, {"id": new.id, "type": new.type, "queue": draft.resolved.queue, "state": "dead", "version": 1})
@@ -384,7 +391,7 @@ class _Batch:
         for draft in self.drafts:
             if draft.resolved.new.parent is not None:
                 parent = draft.resolved.new.parent
-                seq = self.step.db.execute(queries.parent, (self.first_ids.get(parent.task, parent.task),)).fetchone()[0]
+                seq = self.step.db.execute(queries.parent, (self._first(parent.task),)).fetchone()[0]
                 self._add_edge(seq, Edge(draft.resolved.new.id, parent.on_failure))
         waiters = {draft.seq for draft in self.drafts if draft.resolved.new.edges and draft.state != DEAD}
         waiters |= self._parents_of_drafts()
@@ -395,12 +402,12 @@ class _Batch:
         found = set()
         for draft in self.drafts:
             if draft.resolved.new.parent is not None:
-                found.add(self.step.db.execute(queries.parent, (draft.resolved.new.parent.task,)).fetchone()[0])
+                found.add(self.step.db.execute(queries.parent, (self._first(draft.resolved.new.parent.task),)).fetchone()[0])
         return found
 
     def _add_edge(self, parent: int, edge: Edge) -> None:
         db = self.step.db
-        child_id = self.first_ids.get(edge.task, edge.task)
+        child_id = self._first(edge.task)
         child = db.execute(queries.child, (child_id,)).fetchone()
         if child is None:  # its record is gone; what it came to is remembered
             seq, state, flags = -1, db.execute(queries.known, (child_id, self.step.now)).fetchone()[0], WAITED

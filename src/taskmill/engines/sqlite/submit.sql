@@ -55,6 +55,9 @@ UPDATE taskmill_task SET state = CASE WHEN state = 4 THEN 4 ELSE ?1 END, ready_a
 -- name: replace_body
 UPDATE taskmill_body SET payload = ?, run_at = ? WHERE seq = ?;
 
+-- name: version
+SELECT id, version FROM taskmill_task WHERE seq = ?;
+
 -- name: parent
 SELECT seq, state, flags FROM taskmill_task WHERE id = ?;
 
@@ -81,5 +84,5 @@ SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions,
 FROM taskmill_task WHERE seq = ?;
 
 -- name: unseal
-UPDATE taskmill_task SET flags = flags & ~?1, version = version + 1 WHERE id = ?2 AND flags & ?1
+UPDATE taskmill_task SET flags = flags & ~?1 WHERE id = ?2 AND flags & ?1
 RETURNING seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end;

@@ -6,6 +6,7 @@ touches each limit and each parent once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -80,6 +81,14 @@ class Moves:
         self.freed: dict[int, int] = {}
         self.stirred: set[int] = set()
         self.fallen: list[tuple[int, int]] = []
+
+    def note(self) -> tuple[dict[int, int], set[int], int]:
+        """Where a part of the step began that may be taken back."""
+        return dict(self.freed), set(self.stirred), len(self.fallen)
+
+    def back_to(self, noted: tuple[dict[int, int], set[int], int]) -> None:
+        self.freed, self.stirred = noted[0], noted[1]
+        del self.fallen[noted[2] :]
 
     # Arrivals
 
@@ -192,8 +201,9 @@ class Moves:
             return False
         db = self.step.db
         states = dict(fallen)
-        edges = db.executemany(queries.open_edges, [(seq, 0, EDGE_SLICE + 1) for seq in states]).fetchall()
-        if len(edges) > EDGE_SLICE * 2 or any(state != COMPLETED for state in states.values()):
+        edges = db.executemany(queries.open_edges, [(seq, 0, EDGE_SLICE // 8) for seq in states]).fetchall()
+        most = max(Counter(child for _, _, child, _ in edges).values(), default=0)
+        if most == EDGE_SLICE // 8 or len(edges) > EDGE_SLICE * 2 or any(state != COMPLETED for state in states.values()):
             db.executemany(queries.add_falling, fallen)
             return fall_slice(self.step, self)
         self.apply_edges(edges, states)

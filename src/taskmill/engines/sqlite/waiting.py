@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -107,42 +107,61 @@ class Waiters:
                 await watch
 
 
-async def listen(write: Write, read: Read, waker: Waker) -> AsyncGenerator[Event, None]:
-    """Register, then hand out what the ring has."""
+async def listen(write: Write, read: Read, waker: Waker) -> Events:
+    """Register; from now on the ring keeps what happens."""
     listener = waker.listen("events")
     try:
-        last = await write(_register)
+        return Events(write, read, listener, await write(_register))
     except BaseException:
         listener.close()
         raise
-    return _events(write, read, listener, last)
 
 
 def _register(step: Step) -> int:
-    step.db.execute("UPDATE taskmill_store SET listen_until = max(listen_until, ?)", (step.now + LISTEN,))
-    row = step.db.execute(queries.last_event).fetchone()
-    return int(max(row))
+    """Events are kept for a while more. If nobody had asked for them until now, something may have gone untold: everybody who listened is told so."""
+    if not step.listening:
+        step.listening = True
+        step.event(Kind.RESYNC, "", 0)
+    last = step.db.execute(queries.last_event).fetchone()
+    step.db.execute(queries.listen_until, (step.now + LISTEN,))
+    return int(max(last)) + step.mark()
 
 
-def _after(last: int, db: Database) -> list[tuple[Any, ...]]:
-    return db.execute(queries.events, (last,)).fetchall()
+class Events:
+    """The ring, read from where the listener came in."""
 
+    def __init__(self, write: Write, read: Read, listener: Listener, last: int) -> None:
+        self._write = write
+        self._read = read
+        self._listener = listener
+        self._last = last
+        self._renewed = asyncio.get_running_loop().time()
+        self._told: deque[Event] = deque()
 
-async def _events(write: Write, read: Read, listener: Listener, last: int) -> AsyncGenerator[Event, None]:
-    loop = asyncio.get_running_loop()
-    renewed = loop.time()
-    try:
-        while True:
-            rows = await read(partial(_after, last))
-            if rows and rows[0][0] > last + 1:
-                yield Event(kind=Kind.RESYNC, subject="")
-            for number, kind, subject, version, at, data in rows:
-                last = number
-                yield Event(kind=Kind(kind), subject=subject, version=version, at=at, data={} if data is None else msgspec.json.decode(data))
-            if loop.time() - renewed > LISTEN / SECOND / 4:
-                renewed = loop.time()
-                await write(_register)
-            if not rows:
-                await listener.wait(POLL)
-    finally:
-        listener.close()
+    def __aiter__(self) -> Events:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._told:
+            await self._renew()
+            await self._look()
+            if not self._told:
+                await self._listener.wait(POLL)
+        return self._told.popleft()
+
+    async def _renew(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._renewed > LISTEN / SECOND / 4:
+            self._renewed = now
+            await self._write(_register)
+
+    async def _look(self) -> None:
+        rows: list[tuple[Any, ...]] = await self._read(lambda db: db.execute(queries.events, (self._last,)).fetchall())
+        if rows and rows[0][0] > self._last + 1:
+            self._told.append(Event(kind=Kind.RESYNC, subject=""))
+        for number, kind, subject, version, at, data in rows:
+            self._last = number
+            self._told.append(Event(kind=Kind(kind), subject=subject, version=version, at=at, data={} if data is None else msgspec.json.decode(data)))
+
+    async def aclose(self) -> None:
+        self._listener.close()

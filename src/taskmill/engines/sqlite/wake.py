@@ -13,10 +13,9 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
-__all__ = ["Listener", "Waker"]
+__all__ = ["Hints", "Listener", "Waker"]
 
 
 class Listener:
@@ -107,10 +106,17 @@ class Waker:
                 self._drop(name)
 
 
-async def hints(listener: Listener) -> AsyncGenerator[None, None]:
-    try:
-        while True:
-            await listener.wait()
-            yield
-    finally:
-        listener.close()
+class Hints:
+    """Wake-ups as a stream."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def __aiter__(self) -> Hints:
+        return self
+
+    async def __anext__(self) -> None:
+        await self._listener.wait()
+
+    async def aclose(self) -> None:
+        self._listener.close()

@@ -107,11 +107,12 @@ CREATE TABLE taskmill_lane (
   needs     TEXT    NOT NULL DEFAULT '',    -- the type a worker must know to be served from here
   top       INTEGER,                        -- priority and age of its next task; NULL: nothing is ready
   head_at   INTEGER,
+  head_seq  INTEGER,
   shut      INTEGER,                        -- the limit it stands at; NULL: open
   UNIQUE (queue, share, limits, order_key, type)
 );
-CREATE INDEX taskmill_lane_open ON taskmill_lane (share, top DESC, head_at, id) WHERE top IS NOT NULL AND shut IS NULL;
-CREATE INDEX taskmill_lane_shut ON taskmill_lane (shut, top DESC, head_at, id) WHERE top IS NOT NULL AND shut IS NOT NULL;
+CREATE INDEX taskmill_lane_open ON taskmill_lane (share, top DESC, head_at, head_seq) WHERE top IS NOT NULL AND shut IS NULL;
+CREATE INDEX taskmill_lane_shut ON taskmill_lane (shut, top DESC, head_at, head_seq) WHERE top IS NOT NULL AND shut IS NOT NULL;
 CREATE INDEX taskmill_lane_idle ON taskmill_lane (id) WHERE top IS NULL;
 
 CREATE TABLE taskmill_counter (                      -- one per limit in use: what is counted against it
@@ -142,7 +143,9 @@ CREATE TABLE taskmill_edge (
   child      INTEGER NOT NULL,              -- for whom
   child_id   TEXT    NOT NULL,
   on_failure INTEGER NOT NULL,
-  outcome    INTEGER                        -- NULL: open; else the state the child ended in
+  outcome    INTEGER,                       -- NULL: open; else the state the child ended in
+  kept       INTEGER NOT NULL DEFAULT 0,    -- 1: the child's ending has changed or gone since, its result is here
+  result     BLOB
 );
 CREATE UNIQUE INDEX taskmill_edge_parent ON taskmill_edge (parent, child_id);
 CREATE INDEX taskmill_edge_order ON taskmill_edge (parent, id);
@@ -186,6 +189,7 @@ CREATE INDEX taskmill_dedupe_until ON taskmill_dedupe (until);
 CREATE TABLE taskmill_known (                        -- ids whose record is gone (their final state), or only reserved (state NULL)
   id    TEXT PRIMARY KEY,
   state INTEGER,
+  version INTEGER NOT NULL DEFAULT 0,       -- the one it was deleted at, so that the repeat is known
   hash  BLOB    NOT NULL,
   until INTEGER NOT NULL
 ) WITHOUT ROWID;
@@ -216,6 +220,7 @@ CREATE TABLE taskmill_worker (
   types     TEXT    NOT NULL,
   lease     INTEGER NOT NULL,
   joined_at INTEGER NOT NULL,
+  request   INTEGER NOT NULL DEFAULT 0,     -- the last that took tasks
   info      TEXT    NOT NULL
 ) WITHOUT ROWID;
 

@@ -1,0 +1,114 @@
+"""Edges: many children under one parent beside as many tasks without, and one task that many wait for.
+
+When that one has ended its edges fall in slices, carried by whoever calls next. Here finish, claim and recover_lost take turns until all have fallen, and the
+longest of these calls counts; in between, a commit of one raw row shows how long the disk alone makes a writer wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TypeVar
+
+from bench.raw_sqlite import Commits
+from bench.report import Figure, Plan, at_least, percentile
+from bench.store import PAYLOAD, TYPE, Loop, fill, folder, opened, plain
+from taskmill.task import Edge, NewTask
+
+__all__ = ["run"]
+
+SECTION = "edges"
+STEP = 100
+Answer = TypeVar("Answer")
+
+
+async def run(plan: Plan) -> list[Figure]:
+    return [await _children(plan), *await _waiters(plan)]
+
+
+async def _children(plan: Plan) -> Figure:
+    tasks = plan.count(100_000)
+    best = {"with edges": 0.0, "without": 0.0}
+    for number in range(plan.rounds):
+        for name, with_edges in zip(best, (True, False), strict=True):
+            plan.say(f"{SECTION}: round {number + 1} of {plan.rounds}, {tasks:,} children, {name}")
+            with folder(plan.directory) as path:
+                best[name] = max(best[name], await _drained(path / "bench.db", tasks, with_edges))
+    return at_least(SECTION, f"{tasks:,} children of one parent / without edges", 0.75, best, "tasks/s, claim+finish by 500")
+
+
+async def _drained(path: Path, tasks: int, with_edges: bool) -> float:
+    async with opened(path) as loop:
+        if not with_edges:
+            await fill(loop.engine, tasks)
+            return await loop.timed_drain(tasks)
+        parent = NewTask(type=TYPE, payload=PAYLOAD, sealed=True)
+        await loop.engine.submit([parent])
+        await fill(loop.engine, tasks, lambda _: NewTask(type=TYPE, payload=PAYLOAD, parent=Edge(parent.id)))
+        await loop.engine.submit([], unseal=[parent.id])
+        return await loop.timed_drain(tasks + 1)
+
+
+async def _waiters(plan: Plan) -> list[Figure]:
+    tasks = plan.count(100_000)
+    steps: list[float] = []
+    worst: list[float] = []
+    disk: list[float] = []
+    for number in range(plan.rounds):
+        plan.say(f"{SECTION}: round {number + 1} of {plan.rounds}, one task that {tasks:,} wait for")
+        with folder(plan.directory) as path:
+            fall = await _fallen(path, tasks)
+        steps += fall.seconds
+        worst.append(max(fall.seconds))
+        disk += fall.disk
+    how = f"{len(steps):,} calls, p99 {percentile(steps, 0.99) * 1e3:.1f} ms, worst of each round {', '.join(f'{one * 1e3:.1f}' for one in worst)}"
+    beside = f"p99 {percentile(disk, 0.99) * 1e3:.1f} ms; one raw row, in between"
+    return [
+        Figure(SECTION, f"{tasks:,} wait for one: longest step", max(worst) * 1e3, "ms", "<=", 50, how=how),
+        Figure(SECTION, "longest commit of the disk meanwhile", max(disk) * 1e3, "ms", how=beside),
+    ]
+
+
+class _Falling:
+    """The calls made while edges fall, and how long each took."""
+
+    def __init__(self, commits: Commits) -> None:
+        self.seconds: list[float] = []
+        self.disk = commits.seconds
+        self._commits = commits
+
+    async def step(self, call: Awaitable[Answer]) -> Answer:
+        began = time.perf_counter()
+        answer = await call
+        self.seconds.append(time.perf_counter() - began)
+        self._commits.measure()
+        return answer
+
+
+async def _fallen(path: Path, tasks: int) -> _Falling:
+    async with opened(path / "bench.db") as loop:
+        first = plain(0)
+        await loop.engine.submit([first])
+        await fill(loop.engine, tasks, lambda _: NewTask(type=TYPE, payload=PAYLOAD, edges=(Edge(first.id),)))
+        with contextlib.closing(Commits(path / "probe.db")) as commits:
+            falling = _Falling(commits)
+            done = await _fall(loop, falling)
+        done += await loop.drain()
+        assert done == tasks + 1, f"{done} of {tasks + 1} tasks were finished"
+        return falling
+
+
+async def _fall(loop: Loop, falling: _Falling) -> int:
+    """Finish the one they wait for, then go on as a worker and its maintenance would."""
+    held = await loop.claim(1)
+    done = len(held)
+    more = await falling.step(loop.finish(held))
+    while more:
+        await loop.engine.heartbeat(loop.worker, loop.request, ())
+        held = await falling.step(loop.claim(STEP))
+        await falling.step(loop.finish(held))
+        more = (await falling.step(loop.engine.recover_lost())).more
+        done += len(held)
+    return done

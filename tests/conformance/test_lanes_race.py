@@ -204,7 +204,9 @@ async def test_every_slot_is_free_in_the_end(store: Store, engine: Engine) -> No
     async def storm(one: Worker) -> None:
         for n in range(12):
             held = await one.claim(2)
-            await one.done(*held, ending=Ending.RELEASED if n % 2 else Ending.COMPLETED, started_after=None)
+            answer = await one.finish(*held, ending=Ending.RELEASED if n % 2 else Ending.COMPLETED, started_after=None)
+            # A claim that never started leaves no record, so a repeated release is stale once another has the task.
+            assert not answer.refused or (store.lost and n % 2)
 
     await asyncio.gather(*map(storm, claimers))
     assert {task.state for task in await all_tasks(engine)} == {State.COMPLETED, State.PENDING}

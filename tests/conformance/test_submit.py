@@ -106,7 +106,7 @@ BAD: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("code", "field", "fields"), BAD, ids=[f"{code}-{field}" for code, field, _ in BAD])
 async def test_a_bad_task_is_refused_and_the_rest_of_its_batch_stored(engine: Engine, code: str, field: str, fields: dict[str, Any]) -> None:
-    before, bad, after = new(1), new(2, **fields), new(3)
+    before, bad, after = new(1), new(**fields), new(3)
     answers = await engine.submit([before, bad, after])
     assert refusal(answers[1]) == code
     assert answers[1].error is not None

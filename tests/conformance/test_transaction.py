@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from taskmill.engine import Ending, Engine, Status, Transaction
+from taskmill.errors import StaleLease
 from taskmill.task import Edge, State, Unique
 from tests.conformance.tools import (
     Store,
@@ -207,16 +208,21 @@ async def test_then_in_a_transaction(engine: Engine) -> None:
     assert ids_of(await one.claim(10)) == [follower.id]
 
 
-async def test_a_stale_lease_is_refused_so_that_the_user_can_roll_back(engine: Engine) -> None:
+@pytest.mark.parametrize("ending", list(Ending))
+async def test_a_stale_lease_raises_and_rolls_everything_back(engine: Engine, ending: Ending) -> None:
     one, two = await worker(engine), await worker(engine)
     id = await submit_one(engine)
     [late] = await one.claim()
     await engine.leave(one.id)
     [current] = await two.claim()
-    async with undone(engine) as tx:
-        await buy(tx, 1)
-        [refused] = (await engine.finish([outcome(late)], tx=tx)).refused
-        assert (refused.task, refused.code) == (id, "stale_lease")
+
+    async def finish_late() -> None:
+        async with engine.transaction() as tx:
+            await buy(tx, 1)
+            await engine.finish([outcome(late, ending, signals=("go",) if ending is Ending.WAITING else ())], tx=tx)
+
+    with pytest.raises(StaleLease):
+        await finish_late()
     assert await purchases(engine) == []
     assert await state(engine, id) is State.RUNNING
     await two.done(current)
@@ -280,8 +286,8 @@ async def test_submit_and_finish_in_one_transaction(engine: Engine) -> None:
 # Beside others.
 
 
-async def test_a_beat_is_not_held_up_by_a_users_transaction(engine: Engine) -> None:
-    one = await worker(engine)
+async def test_a_beat_is_not_held_up_by_a_users_transaction(store: Store, engine: Engine) -> None:
+    one = await worker(await store.engine())
     await submit_one(engine)
     [task] = await one.claim()
     async with engine.transaction() as tx:

@@ -20,7 +20,7 @@ TYPE = "work"
 QUEUE = "default"
 LEASE = 4 * SECOND
 
-ASKED_ONCE = frozenset({"open", "close"})
+ASKED_ONCE = frozenset({"open", "close", "wakeups", "events"})
 ASKED_AGAIN = frozenset(name for name, verb in vars(Engine).items() if inspect.iscoroutinefunction(verb)) - ASKED_ONCE
 
 
@@ -81,8 +81,8 @@ def encode(value: object) -> bytes:
 
 
 def new(payload: object = None, **fields: Any) -> NewTask:
-    """A task of type `work` in the queue `default`, unless told otherwise; it needs no worker that has joined."""
-    return NewTask(**{"type": TYPE, "queue": QUEUE, "payload": encode(payload), **fields})
+    """A task of type `work` in the queue `default`, unless told otherwise; it needs no worker that has joined. Bytes are a payload as they are."""
+    return NewTask(**{"type": TYPE, "queue": QUEUE, "payload": payload if isinstance(payload, bytes) else encode(payload), **fields})
 
 
 def accepted(answer: Submitted) -> str:

@@ -70,7 +70,7 @@ __all__ = [
 ]
 
 
-Told = TypeVar("Told", covariant=True)
+Told_co = TypeVar("Told_co", covariant=True)
 
 
 class Durability(StrEnum):
@@ -403,12 +403,12 @@ class Transaction(Protocol):
     def executemany(self, statement: str, rows: Iterable[Any]) -> Any: ...
 
 
-class Stream(Protocol[Told]):
+class Stream(Protocol[Told_co]):
     """What is told as it happens; whoever stops listening closes it."""
 
-    def __aiter__(self) -> Stream[Told]: ...
+    def __aiter__(self) -> Stream[Told_co]: ...
 
-    async def __anext__(self) -> Told: ...
+    async def __anext__(self) -> Told_co: ...
 
     async def aclose(self) -> None: ...
 

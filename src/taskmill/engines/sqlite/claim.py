@@ -279,7 +279,7 @@ class _QueuePicker:
         priority = 3
         while priority >= 0 and self._can_go_on():
             if not self._serve(priority):
-                priority = 3 if self.picker.pass_on() else priority - 1
+                priority = 3 if self._pass_on() else priority - 1
 
     def _pick_weighted(self, weights: Sequence[int]) -> None:
         """Priorities take turns by weight (critical first in the list); one that had nothing for a while has earned nothing."""
@@ -293,11 +293,18 @@ class _QueuePicker:
                 turns[priority] += took * TURN // max(1, weights[3 - priority])
                 for level in left:
                     turns[level] = max(turns[level], floor)
-            elif self.picker.pass_on():
+            elif self._pass_on():
                 left = {0, 1, 2, 3}
             else:
                 left.discard(priority)
         self.step.db.execute(queries.set_levels, (msgspec.json.encode(turns).decode(), self.id))
+
+    def _pass_on(self) -> bool:
+        """If room that was left opened a lane, what was dry may have something again."""
+        opened = self.picker.pass_on()
+        if opened:
+            self.dry.clear()
+        return opened
 
     def _can_go_on(self) -> bool:
         if self.picker.passed_over >= MOST_PASSED_OVER:

@@ -22,6 +22,9 @@ __all__ = ["WriteLock", "check_path", "connect", "file_system", "translate"]
 FIXED_WAL_RESET = (3, 51, 3)
 """Before it, a WAL that is reset at the wrong moment can corrupt the file."""
 
+SMALLEST_DATABASE = 100
+"""The header; SQLite takes a file of one byte for an empty one and writes over it."""
+
 NETWORK = {
     "nfs",
     "nfs4",
@@ -62,6 +65,8 @@ def check_path(path: Path, mounts: str | None = None) -> None:
     if path.exists():
         if not stat.S_ISREG(path.stat().st_mode):
             raise WrongStore(f"{path} is not a regular file", code="not_a_file", field="url")
+        if 0 < path.stat().st_size < SMALLEST_DATABASE:
+            raise translate(apsw.NotADBError(), str(path))
         if not (os.access(path, os.W_OK) and os.access(folder, os.W_OK)) or _mounted_read_only(folder):
             raise WrongStore(f"{path} is read-only", code="read_only", field="url", hint="give this user the right to write to it and to its directory")
     elif not os.access(folder, os.W_OK) or _mounted_read_only(folder):
@@ -178,10 +183,13 @@ def _busy() -> StoreError:
     )
 
 
-def translate(error: apsw.Error, path: str = "the store") -> TaskmillError:
-    """SQLite's errors in the words of this product."""
+def translate(error: apsw.Error | PermissionError, path: str = "the store") -> TaskmillError:
+    """SQLite's errors, and the file system's, in the words of this product."""
     text = str(error)
     match error:
+        case PermissionError():
+            hint = "every user of the store needs the right to write to the files beside it"
+            return WrongStore(f"{error.filename} is not writable", code="read_only", field="url", hint=hint)
         case apsw.BusyError() | apsw.LockedError():
             return _busy()
         case apsw.FullError():

@@ -110,7 +110,8 @@ class SQLiteEngine:
             self._open = True
 
     def _open_files(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="taskmill-", dir=_memory())) / "taskmill.db" if self._given is None else self._given.absolute()
+        # Resolved, because the files beside it must be the same for everybody, by whichever name they came.
+        self.path = Path(tempfile.mkdtemp(prefix="taskmill-", dir=_memory())) / "taskmill.db" if self._given is None else self._given.resolve()
         check_path(self.path)
         self._run = Path(f"{self.path}-run")
         session = self._session(first=True)
@@ -124,13 +125,16 @@ class SQLiteEngine:
 
     def _session(self, *, first: bool = False) -> Session:
         connection = self._connect()
-        if first:
-            try:
+        try:
+            if first:
                 migrate.migrate(connection, self.clock)
-            except apsw.Error as error:
+            self._run.mkdir(exist_ok=True)
+            return Session(connection, WriteLock(self._run, self._busy_timeout), self.clock, self._committed)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, (apsw.Error, PermissionError)):
                 raise translate(error, str(self.path)) from None
-        self._run.mkdir(exist_ok=True)
-        return Session(connection, WriteLock(self._run, self._busy_timeout), self.clock, self._committed)
+            raise
 
     def _connect(self, *, read_only: bool = False) -> Database:
         return connect(self.path, durability=self.durability, busy_timeout=self._busy_timeout, vfs=self._vfs, read_only=read_only)
@@ -146,17 +150,18 @@ class SQLiteEngine:
             return
         self._open = False
         await self._waiters.close()
+        await asyncio.to_thread(self._close_readers)
         await self._writer.close()
-        await asyncio.to_thread(self._close_files)
+        self._waker.close()
+        if self._private:
+            shutil.rmtree(self.path.parent, ignore_errors=True)
 
-    def _close_files(self) -> None:
+    def _close_readers(self) -> None:
+        """Before the writer: the last to close moves the WAL into the file, which a reader may not."""
         for pool in (self._reader, self._live_thread, self._user_thread):
             pool.shutdown()
         self._live.close()
         self._reader_db.close()
-        self._waker.close()
-        if self._private:
-            shutil.rmtree(self.path.parent, ignore_errors=True)
 
     async def migrate(self) -> tuple[str, ...]:
         return tuple(await asyncio.to_thread(self._migrate))
@@ -282,6 +287,7 @@ class SQLiteEngine:
     async def join(self, joining: Joining) -> None:
         await self._live_do(lambda live: live.beat(joining.worker))
         await self._write(lambda step: settings.join(step, joining))
+        await self._live_do(lambda live: live.beat(joining.worker))  # the write may have waited longer than a lease
 
     async def leave(self, worker: str) -> None:
         await self._write(lambda step: recover.leave(step, worker))

@@ -126,6 +126,7 @@ async def test_the_life_of_a_task_without_gaps(engine: Engine, store: Store, clo
         Kind.SNOOZED,
         Kind.STARTED,
         Kind.WAITING,
+        Kind.SIGNALLED,
         Kind.STARTED,
         Kind.COMPLETED,
     ]

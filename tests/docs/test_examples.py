@@ -1,0 +1,78 @@
+"""Every example runs, ends, and says what its reader was promised."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = {
+    "engine_tour.py": [
+        "Two with the same idempotency key: created, and duplicate of the same task (one id).",
+        "anna has room for three and gets: critical mail, high mail, welcome mail.",
+        "anna has room for ten and gets: sms 1, sms 2, sms 3.",
+        "They are done at once, and ben gets: nothing.",
+        "anna gets: import 1, import 2; ben gets: nothing.",
+        "page 1 is completed; the report is waiting.",
+        "page 2 is completed; the report is pending.",
+        "Attempt 2 fails: the charge is dead.",
+        "Now it is cancelled.",
+        "carl is found dead, and the video is pending again.",
+        "carl was only cut off, and reports his result late: refused, stale_lease. Nothing is written twice.",
+        "He marks it paid and completes the task in one commit. Orders now: 2 (paid: True).",
+        "anna gets: reminder; it is completed.",
+        "2 cancelled, 22 completed.",
+    ],
+}
+
+
+def run(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """In a folder of its own, which is also where it gets temporary files."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TASKMILL_")} | {"TMPDIR": str(folder)}
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / name), *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_every_example_is_tried() -> None:
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+    done = run(name, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    said = [line.strip() for line in done.stdout.splitlines()]
+    assert [line for line in EXAMPLES[name] if line not in said] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tour_on_a_named_file_keeps_it(tmp_path: Path) -> None:
+    done = run("engine_tour.py", tmp_path, "shop.db")
+    assert (done.returncode, done.stderr) == (0, "")
+    command = done.stdout.splitlines()[-1].partition("with: ")[2].split()
+    assert command[:3] == ["taskmill", "db", "verify"]
+    verified = subprocess.run([sys.executable, "-c", "from taskmill.cli import main; raise SystemExit(main())", *command[1:]], check=False)
+    assert verified.returncode == 0
+    before = (tmp_path / "shop.db").read_bytes()
+    again = run("engine_tour.py", tmp_path, "shop.db")
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "name a new file" in again.stderr
+    assert (tmp_path / "shop.db").read_bytes() == before
+
+
+@pytest.mark.parametrize("arguments", [["--file"], ["one", "two"]])
+def test_the_tour_with_other_arguments_says_how_it_is_run(arguments: list[str], tmp_path: Path) -> None:
+    done = run("engine_tour.py", tmp_path, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "python examples/engine_tour.py" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tour_has_help(tmp_path: Path) -> None:
+    done = run("engine_tour.py", tmp_path, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "python examples/engine_tour.py" in done.stdout

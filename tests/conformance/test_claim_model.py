@@ -6,7 +6,7 @@ The model is a plain list of tasks and a rule of five lines; the store has lines
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -18,8 +18,24 @@ from taskmill.task import State
 from tests.conformance.tools import QUEUE, Worker, encode, new, record, submit, worker
 
 TYPES = ("a", "b", "c")
-LIMITS: list[tuple[str, ...]] = [(), (), ("cap",), ("key:1",), ("key:2",), ("cap", "key:1"), ("cap", "key:2")]
+LIMITS: list[tuple[str, ...]] = [
+    (),
+    (),
+    (),
+    ("cap",),
+    ("key:1",),
+    ("key:2",),
+    ("cap", "key:1"),
+    ("cap", "key:2"),
+    ("rate",),
+    ("cap", "rate"),
+    ("rate:1",),
+    ("key:1", "rate:1"),
+]
 OPERATIONS = 150
+WINDOW = 3 * SECOND
+GRAIN = 10_000
+"""A store may round the times of a rate up; by this much it may be late, and never early."""
 
 
 @dataclass
@@ -42,7 +58,9 @@ class Modelled:
 class Model:
     clock: ManualClock
     caps: dict[str, int]
+    rate: int = 2
     tasks: list[Modelled] = field(default_factory=list)
+    starts: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     paused: set[str] = field(default_factory=set)
 
     def alive(self) -> list[Modelled]:
@@ -54,9 +72,14 @@ class Model:
     def waiting(self) -> list[Modelled]:
         return [task for task in self.alive() if not task.lease]
 
-    def claimable(self, types: frozenset[str]) -> list[Modelled]:
+    def has_room(self, limit: str, late: int) -> bool:
+        name = limit.partition(":")[0]
+        if name in self.caps:
+            return sum(limit in task.limits for task in self.running()) < self.caps[name]
+        return sum(at > self.clock.now() - WINDOW - late for at in self.starts[limit]) < self.rate
+
+    def claimable(self, types: frozenset[str], late: int = 0) -> list[Modelled]:
         """Ready, of a type that is known and not paused, with room in every limit, and first of its order key."""
-        counted = Counter(limit for task in self.running() for limit in task.limits)
         heads: dict[tuple[str, str, tuple[str, ...]], Modelled] = {}
         for task in self.alive():
             if task.order_key:
@@ -66,7 +89,7 @@ class Model:
             for task in self.waiting()
             if task.type in types - self.paused
             and task.ready_at <= self.clock.now()
-            and all(counted[limit] < self.caps[limit.partition(":")[0]] for limit in task.limits)
+            and all(self.has_room(limit, late) for limit in task.limits)
             and (not task.order_key or heads[task.order_key, task.share, task.limits] is task)
         ]
 
@@ -85,6 +108,7 @@ class Play:
     async def begin(self) -> None:
         for name, cap in self.model.caps.items():
             await self.engine.put("limit", name, encode({"cap": cap}))
+        await self.engine.put("limit", "rate", encode({"rate": self.model.rate, "window": WINDOW}))
         for types in (TYPES, TYPES[:1], TYPES[1:]):
             self.workers.append((await worker(self.engine, *types), frozenset(types)))
 
@@ -95,6 +119,7 @@ class Play:
             (self.finish, 4),
             (self.cancel, 1),
             (self.change_cap, 1),
+            (self.change_rate, 1),
             (self.pause, 1),
         ]
         for _ in range(OPERATIONS):
@@ -118,14 +143,16 @@ class Play:
     async def claim(self) -> None:
         one, types = self.chance.choice(self.workers)
         taken = await self.take(one)
-        claimable = self.model.claimable(types)
+        surely = self.model.claimable(types, late=GRAIN)
         if not taken:
-            assert claimable == [], f"{len(claimable)} tasks were left, and nobody said that there is more"
+            assert surely == [], f"{len(surely)} tasks were left, and nobody said that there is more"
             return
         task = next(task for task in self.model.tasks if task.id == taken.id)
-        assert task in claimable
-        rivals = [rival for rival in claimable if rival.priority > task.priority or (rival.priority, rival.share) == (task.priority, task.share)]
-        assert task is min(rivals, key=lambda rival: (-rival.priority, rival.ready_at, rival.number))
+        assert task in self.model.claimable(types)
+        rivals = [rival for rival in surely if rival.priority > task.priority or (rival.priority, rival.share) == (task.priority, task.share)]
+        assert task is min([task, *rivals], key=lambda rival: (-rival.priority, rival.ready_at, rival.number))
+        for limit in task.limits:
+            self.model.starts[limit].append(taken.claimed_at)
         task.lease = taken
 
     async def take(self, one: Worker) -> Claimed | None:
@@ -161,6 +188,10 @@ class Play:
         self.model.caps[name] = self.chance.randint(0, 3)
         await self.engine.put("limit", name, encode({"cap": self.model.caps[name]}))
 
+    async def change_rate(self) -> None:
+        self.model.rate = self.chance.randint(1, 3)
+        await self.engine.put("limit", "rate", encode({"rate": self.model.rate, "window": WINDOW}))
+
     async def pause(self) -> None:
         if self.model.paused:
             await self.engine.drop("pause", f"type:{self.model.paused.pop()}")
@@ -171,7 +202,7 @@ class Play:
 
     async def end(self) -> None:
         """Everything comes to an end once nothing holds it up."""
-        for name in self.model.caps:
+        for name in [*self.model.caps, "rate"]:
             await self.engine.put("limit", name, b'{"cap": 9}')
         for name in self.model.paused:
             await self.engine.drop("pause", f"type:{name}")

@@ -358,51 +358,6 @@ async def test_a_very_long_closed_lane_is_not_looked_at(engine: Engine) -> None:
     assert len(await one.claim(10)) == 1
 
 
-# Claimers that know different things.
-
-
-async def test_a_lane_of_a_type_this_worker_does_not_know(engine: Engine) -> None:
-    one, two = await worker(engine, "mine"), await worker(engine, "foreign")
-    await limit(engine, "one", cap=1)
-    foreign = await submit_many(engine, 20, type="foreign", limits=("one",))
-    mine = await submit_many(engine, 2, type="mine", limits=("one",))
-    [first] = await one.claim(10)
-    assert first.id == mine[0]
-    assert await two.claim(10) == []
-    await one.done(first)
-    assert ids_of(await two.claim(10)) == foreign[:1]
-
-
-async def test_a_lane_that_nobody_can_serve_does_not_keep_its_limit_from_others(engine: Engine) -> None:
-    one, two = await worker(engine, "mine"), await worker(engine, "foreign")
-    await limit(engine, "one", cap=1)
-    await limit(engine, "per-user", cap=9)
-    await submit_many(engine, 3, type="foreign", limits=("one",), priority=Priority.HIGH)
-    mine = await submit_many(engine, 3, type="mine", limits=("one", "per-user:1"))
-    [first] = await one.claim()
-    assert first.id == mine[0]
-    assert await two.claim() == []
-    assert await one.claim() == []
-    await engine.leave(two.id)
-    await one.done(first)
-    assert await drain(one) == mine[1:]
-
-
-async def test_a_paused_type_does_not_keep_its_limit_from_others(engine: Engine) -> None:
-    one = await worker(engine, "paused", "mine")
-    await limit(engine, "one", cap=1)
-    await limit(engine, "per-user", cap=9)
-    paused = await submit_many(engine, 3, type="paused", limits=("one",), priority=Priority.HIGH)
-    mine = await submit_many(engine, 3, type="mine", limits=("one", "per-user:1"))
-    [first] = await one.claim()
-    assert first.id == paused[0]
-    await engine.put("pause", "type:paused", b"{}")
-    await one.done(first)
-    assert await drain(one) == mine
-    await engine.drop("pause", "type:paused")
-    assert await drain(one) == paused[1:]
-
-
 async def drain(one: Worker) -> list[str]:
     """Claim and finish one by one until nothing is left."""
     taken: list[str] = []

@@ -25,7 +25,7 @@ class SQLiteSchema:
     """The schema of one file."""
 
     def __init__(self, path: Path, *, durability: Durability = Durability.FSYNC, busy_timeout: int = 30 * SECOND, clock: Clock | None = None) -> None:
-        self.path = path
+        self.path = path.resolve()
         self._durability = durability
         self._busy_timeout = busy_timeout
         self._clock: Clock = clock or SystemClock()

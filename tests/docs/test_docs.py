@@ -1,0 +1,254 @@
+"""The documents are held to the code: statements, tables, verbs, words, links and examples in them are the real ones."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import apsw
+import pytest
+
+from taskmill.cli import main
+from taskmill.engine import Engine
+from taskmill.engines import create, schema
+from taskmill.engines.sqlite import sql
+from taskmill.task import Priority, State, Task
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md", *(ROOT / "docs").rglob("*.md")])
+SQLITE = ROOT / "docs" / "engines" / "sqlite.md"
+ENGINE = ROOT / "src" / "taskmill" / "engines" / "sqlite"
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text(page), re.MULTILINE | re.DOTALL)
+
+
+def section(page: Path, title: str) -> str:
+    """What stands under a heading, up to the next of its height."""
+    found = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^\1 |\Z)", text(page), re.MULTILINE | re.DOTALL)
+    assert found is not None, f"{name(page)} has no section {title!r}"
+    return found[2]
+
+
+def table(page: Path, title: str) -> list[list[str]]:
+    """The cells of the tables under a heading, without their head lines."""
+    lines = [line for line in section(page, title).splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return [
+        row for row, after in zip(rows, [*rows[1:], []], strict=True) if not set("".join(row)) <= set("-: ") and not set("".join(after) or "x") <= set("-: ")
+    ]
+
+
+def code_words(cells: list[str]) -> list[str]:
+    return [word for cell in cells for word in re.findall(r"`([^`]+)`", cell)]
+
+
+def squeezed(statement: str) -> str:
+    return " ".join(statement.strip().rstrip(";").split())
+
+
+# Links and code
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", text(page), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{name(page)} links to {target}"
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", text(there), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, f"{name(page)} links to {target}"
+
+
+def python_blocks() -> Iterator[tuple[Path, int, str]]:
+    for page in PAGES:
+        for number, code in enumerate(blocks(page, "python"), 1):
+            yield page, number, code
+
+
+@pytest.mark.parametrize(("page", "number", "code"), [pytest.param(*found, id=f"{name(found[0])}-{found[1]}") for found in python_blocks()])
+def test_python_in_the_documents_compiles(page: Path, number: int, code: str) -> None:
+    compile(code, f"{name(page)} block {number}", "exec")
+
+
+def test_the_first_look_of_the_readme_works(tmp_path: Path) -> None:
+    """Run as a reader would, in a folder of its own; it says what the block below it shows."""
+    [code] = blocks(ROOT / "README.md", "python")
+    [shown] = blocks(ROOT / "README.md", "text")
+    (tmp_path / "first.py").write_text(code, encoding="utf-8")
+    done = subprocess.run([sys.executable, "-W", "error", "first.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", shown)
+    again = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.stdout.splitlines() == ["duplicate fsync", "ended as completed"]
+
+
+async def test_a_transaction_as_the_page_of_the_engine_shows_it(tmp_path: Path) -> None:
+    [code] = blocks(SQLITE, "python")
+    names: dict[str, object] = {}
+    exec(code, names)
+    place_order = names["place_order"]
+    assert callable(place_order)
+    engine = create(f"sqlite:///{tmp_path / 'store.db'}")
+    await engine.open()
+    async with engine.transaction() as tx:
+        tx.execute("CREATE TABLE shop_order (number INTEGER PRIMARY KEY)")
+    await place_order(engine, 7)
+    with pytest.raises(apsw.ConstraintError):
+        await place_order(engine, 7)
+    assert [task.payload for task in (await engine.list()).tasks] == [b"7"]
+    await engine.close()
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):.*## ", text(ROOT / "Makefile"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_the_commands_of_the_documents_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = " \n ".join([*re.findall(r"^```\w*\n(.*?)^```$", text(page), re.MULTILINE | re.DOTALL), *re.findall(r"`([^`\n]+)`", text(page))])
+    assert set(re.findall(r"(?:^| )make ([a-z]+)", code)) <= make_targets()
+    for noun, verb in set(re.findall(r"\btaskmill (db|version)(?: ([a-z]+))?", code)):
+        assert main([noun, *([verb] if verb else []), "--help"]) == 0, capsys.readouterr().err
+
+
+# The page of the SQLite engine
+
+
+def statements() -> list[tuple[str, str, str]]:
+    found = []
+    for block in blocks(SQLITE, "sql"):
+        first, _, statement = block.partition("\n")
+        marked = re.fullmatch(r"-- (\w+)\.sql: (\w+)", first)
+        assert marked is not None, f"{first!r} does not say which statement this is"
+        found.append((marked[1], marked[2], statement))
+    return found
+
+
+def test_the_page_shows_the_statements_of_a_claim() -> None:
+    assert {f"{file}.{query}" for file, query, _ in statements()} >= {"claim.plain", "claim.lane", "claim.start", "lanes.open_best"}
+
+
+@pytest.mark.parametrize(("file", "query", "shown"), [pytest.param(*found, id=f"{found[0]}-{found[1]}") for found in statements()])
+def test_a_statement_in_the_page_is_the_one_in_the_code(file: str, query: str, shown: str) -> None:
+    assert squeezed(shown) == squeezed(getattr(sql.load(f"{file}.sql"), query)), "python tools/write_docs.py writes it anew"
+
+
+@pytest.fixture(scope="module")
+def names_in_the_schema(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    path = tmp_path_factory.mktemp("schema") / "store.db"
+    schema(f"sqlite:///{path}").upgrade()
+    with closing(apsw.Connection(str(path))) as connection:
+        return {str(name): str(kind) for name, kind in connection.execute("SELECT name, type FROM sqlite_schema WHERE name LIKE 'taskmill%'")}
+
+
+def test_every_table_is_described_once(names_in_the_schema: dict[str, str]) -> None:
+    described = [word for row in table(SQLITE, "The schema") for word in code_words(row[:1])]
+    assert sorted(described) == sorted(name for name, kind in names_in_the_schema.items() if kind == "table")
+
+
+def test_no_table_or_index_is_named_that_does_not_exist(names_in_the_schema: dict[str, str]) -> None:
+    assert set(re.findall(r"\btaskmill_[a-z_]*[a-z]\b", text(SQLITE))) <= names_in_the_schema.keys()
+
+
+def test_every_finding_of_check_is_explained() -> None:
+    in_code = {(code, level) for level, code in re.findall(r'Finding\(\s*"(\w+)", "(\w+)"', text(ENGINE / "check.py"))}
+    assert {(code_words(row[:1])[0], row[1]) for row in table(SQLITE, "What is promised") if row[1] in {"info", "warning", "error"}} == in_code
+
+
+def codes_of(error: str, file: Path) -> set[str]:
+    """The codes with which a file raises an error."""
+    calls = [node for node in ast.walk(ast.parse(text(file))) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == error]
+    codes = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "code"]
+    return {str(code.value) for code in codes if isinstance(code, ast.Constant)}
+
+
+def test_every_refusal_of_a_path_is_listed() -> None:
+    listed = {code_words(row[:1])[0] for row in table(SQLITE, "Where it ends")}
+    refusals = codes_of("WrongStore", ENGINE / "connection.py") | codes_of("WrongStore", ENGINE / "migrate.py")
+    assert listed <= refusals
+    assert refusals - listed <= {"cannot_open"}
+
+
+async def test_a_backup_as_the_page_has_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Taken with the very command, while the store is open."""
+    found = re.search(r'^python (-m apsw taskmill\.db) "(.*)"$', section(SQLITE, "Operating it"), re.MULTILINE)
+    assert found is not None
+    engine = create(f"sqlite:///{tmp_path / 'taskmill.db'}")
+    await engine.open()
+    await engine.put("limit", "mail", b'{"cap": 1}')
+    await asyncio.to_thread(subprocess.run, [sys.executable, *found[1].split(), found[2]], cwd=tmp_path, check=True)
+    await engine.close()
+    assert await asyncio.to_thread(main, ["db", "verify", "--url", f"sqlite:///{tmp_path / 'backup.db'}"]) == 0, capsys.readouterr()
+    copy = create(f"sqlite:///{tmp_path / 'backup.db'}")
+    await copy.open()
+    assert [item.name for item in await copy.items("limit")] == ["mail"]
+    await copy.close()
+
+
+# Architecture
+
+
+def verbs() -> dict[str, str]:
+    """The public methods of the contract, each with its guarantee."""
+    return {verb: inspect.getdoc(method) or "" for verb, method in vars(Engine).items() if inspect.isfunction(method) and not verb.startswith("_")}
+
+
+def test_the_table_of_verbs_is_the_contract() -> None:
+    rows = table(ROOT / "docs" / "ARCHITECTURE.md", "The verbs")
+    assert {code_words(row[:1])[0]: row[1] for row in rows} == verbs(), "python tools/write_docs.py writes it anew"
+    assert len(rows) == len(verbs())
+
+
+def test_the_tree_names_every_module() -> None:
+    """A module that exists is in the table of layers, and marked as here."""
+    rows = table(ROOT / "docs" / "ARCHITECTURE.md", "The source tree")
+    here = {word.rstrip("/") for row in rows if row[2] for word in code_words(row[:1])}
+    found = {path.stem for path in (ROOT / "src" / "taskmill").iterdir() if (path.suffix == ".py" or path.is_dir()) and not path.name.startswith("_")}
+    assert found == here
+
+
+# Glossary
+
+GLOSSARY = ROOT / "docs" / "GLOSSARY.md"
+
+
+def test_the_states_are_the_code_s_own() -> None:
+    words = [code_words(row[:1])[0] for row in table(GLOSSARY, "States")]
+    assert sorted(words) == sorted(state.value for state in State)
+
+
+def test_the_priorities_are_the_code_s_own() -> None:
+    [row] = [row for row in table(GLOSSARY, "Work") if row[0] == "**priority**"]
+    ordered = sorted(Priority, reverse=True)
+    assert code_words(row[1:]) == [priority.name.lower() for priority in ordered]
+    assert f"stored as {', '.join(str(priority.value) for priority in ordered)}" in row[1]
+
+
+def test_a_word_is_explained_once() -> None:
+    words = re.findall(r"^\| \*\*(.+?)\*\*", text(GLOSSARY), re.MULTILINE)
+    assert len(words) == len(set(words))
+
+
+def test_settings_named_in_the_glossary_exist() -> None:
+    known = {*Task.__struct_fields__, "max_retries", "default"} | {state.value for state in State} | {priority.name.lower() for priority in Priority}
+    assert set(code_words([text(GLOSSARY)])) <= known

@@ -1,6 +1,6 @@
-"""claim against a model: whatever happened before, a claim of one slot takes exactly the task that is next, and takes one if there is one.
+"""claim against a model: whatever happened before, a claim takes what is next, only what may start, and as much as there is.
 
-The model is a plain list of tasks and a rule of five lines; the store has lines, lanes, shares and limits that must come to the same.
+The model is a plain list of tasks and one rule of a few lines; the store has lines, lanes, shares and limits that must come to the same.
 """
 
 from __future__ import annotations
@@ -72,6 +72,9 @@ class Model:
     def waiting(self) -> list[Modelled]:
         return [task for task in self.alive() if not task.lease]
 
+    def find(self, lease: Claimed) -> Modelled:
+        return next(task for task in self.tasks if task.id == lease.id)
+
     def has_room(self, limit: str, late: int) -> bool:
         name = limit.partition(":")[0]
         if name in self.caps:
@@ -142,25 +145,43 @@ class Play:
 
     async def claim(self) -> None:
         one, types = self.chance.choice(self.workers)
-        taken = await self.take(one)
-        surely = self.model.claimable(types, late=GRAIN)
-        if not taken:
-            assert surely == [], f"{len(surely)} tasks were left, and nobody said that there is more"
-            return
-        task = next(task for task in self.model.tasks if task.id == taken.id)
-        assert task in self.model.claimable(types)
-        rivals = [rival for rival in surely if rival.priority > task.priority or (rival.priority, rival.share) == (task.priority, task.share)]
-        assert task is min([task, *rivals], key=lambda rival: (-rival.priority, rival.ready_at, rival.number))
-        for limit in task.limits:
-            self.model.starts[limit].append(taken.claimed_at)
-        task.lease = taken
+        slots = self.chance.choice([1, 1, 1, 3, 6])
+        taken = await self.take(one, slots)
+        if slots == 1 and taken:
+            self.check_next(taken[0], types)
+        for lease in taken:
+            self.start(lease, types)
+        left = self.model.claimable(types, late=GRAIN)
+        if len(taken) < slots:
+            assert left == [], f"{len(left)} tasks were left, and nobody said that there is more"
+        lowest = min((lease.priority for lease in taken), default=0)
+        assert all(task.priority <= lowest for task in left)
 
-    async def take(self, one: Worker) -> Claimed | None:
+    def check_next(self, lease: Claimed, types: frozenset[str]) -> None:
+        """One slot: no task of a higher priority could be had, and no older one of this priority and share."""
+        task = self.model.find(lease)
+        rivals = [
+            rival
+            for rival in self.model.claimable(types, late=GRAIN)
+            if rival.priority > task.priority or (rival.priority, rival.share) == (task.priority, task.share)
+        ]
+        assert task is min([task, *rivals], key=lambda rival: (-rival.priority, rival.ready_at, rival.number))
+
+    def start(self, lease: Claimed, types: frozenset[str]) -> None:
+        task = self.model.find(lease)
+        assert task in self.model.claimable(types)
+        for limit in task.limits:
+            self.model.starts[limit].append(lease.claimed_at)
+        task.lease = lease
+
+    async def take(self, one: Worker, slots: int = 1) -> list[Claimed]:
+        taken: list[Claimed] = []
         for _ in range(20):
             one.request += 1
-            answer = await self.engine.claim(one.id, one.request, [QUEUE], Room(1))
-            if answer.tasks or not answer.more:
-                return answer.tasks[0] if answer.tasks else None
+            answer = await self.engine.claim(one.id, one.request, [QUEUE], Room(slots - len(taken)))
+            taken += answer.tasks
+            if len(taken) == slots or not answer.more:
+                return taken
         raise AssertionError("there is more and more, and nothing ever comes")
 
     async def finish(self) -> None:
@@ -211,8 +232,8 @@ class Play:
             await one.done(*held)
         self.clock.advance(60)
         one, _ = self.workers[0]
-        while taken := await self.take(one):
-            await one.done(taken)
+        while taken := await self.take(one, 5):
+            await one.done(*taken)
         alive = [task.number for task in self.model.tasks if (await record(self.engine, task.id)).state not in {State.COMPLETED, State.DEAD, State.CANCELLED}]
         assert alive == []
 

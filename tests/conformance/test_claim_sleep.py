@@ -16,10 +16,12 @@ DELAYS = (0, 1, 1_000, SECOND, 90 * SECOND, HOUR)
 
 
 class Sleeper:
-    """A worker without a poll: it asks, works, and sleeps until `next_at`; where it is told nothing, it stops."""
+    """A worker without a poll: it asks, works, and sleeps until `next_at`; where it is told nothing, it stops. What a slow one begins does not end."""
 
-    def __init__(self, one: Worker, clock: ManualClock) -> None:
+    def __init__(self, one: Worker, clock: ManualClock, slots: int = 3, *, slow: bool = False) -> None:
         self.one = one
+        self.slots = slots
+        self.slow = slow
         self.clock = clock
         self.starts: list[tuple[str, int]] = []
         self.woken_in_vain = 0
@@ -29,9 +31,11 @@ class Sleeper:
         left = list(endings)
         while True:
             self.one.request += 1
-            answer = await self.one.engine.claim(self.one.id, self.one.request, self.one.queues, Room(3))
+            answer = await self.one.engine.claim(self.one.id, self.one.request, self.one.queues, Room(self.slots))
             for task in answer.tasks:
                 self.starts.append((task.id, task.claimed_at))
+                if self.slow:
+                    continue
                 ending = left.pop(0) if left else Ending.COMPLETED
                 assert (await self.one.engine.finish([outcome(task, ending, **fields)])).refused == ()
             if answer.tasks or answer.more:
@@ -57,18 +61,32 @@ async def test_delayed_tasks_of_every_lane(engine: Engine, clock: ManualClock) -
     assert sleeper.woken_in_vain <= 2 * len(DELAYS)
 
 
-async def test_rates_of_several_windows(engine: Engine, clock: ManualClock) -> None:
+@pytest.mark.parametrize("slots", [1, 3, 100])
+async def test_rates_of_several_windows(engine: Engine, clock: ManualClock, slots: int) -> None:
     await engine.put("limit", "fast", encode({"rate": 2, "window": SECOND}))
     await engine.put("limit", "slow", encode({"rate": 1, "window": MINUTE}))
     kinds = [("fast",), ("slow",), ("fast", "slow"), ("fast:a",), ("slow:b", "fast:a")]
     tasks = [new(n, limits=kinds[n % 5]) for n in range(40)]
     begun = clock.now()
     await submit(engine, *tasks)
-    sleeper = Sleeper(await worker(engine), clock)
+    sleeper = Sleeper(await worker(engine), clock, slots)
     await sleeper.run()
     assert {id for id, _ in sleeper.starts} == {task.id for task in tasks}
     assert clock.now() - begun <= 16 * MINUTE + SECOND
     assert sleeper.woken_in_vain <= 80
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("slots", [1, 3])
+async def test_a_lane_behind_another_at_the_same_rate(engine: Engine, clock: ManualClock, slots: int, slow: bool) -> None:
+    """Each window has room for one lane only; those that must go on waiting are called by the next window."""
+    await engine.put("limit", "rate", encode({"rate": 1, "window": MINUTE}))
+    await engine.put("limit", "per-user", b'{"cap": 9}')
+    tasks = [new(n, limits=("rate", f"per-user:{n}")) for n in range(6)]
+    await submit(engine, *tasks)
+    sleeper = Sleeper(await worker(engine), clock, slots, slow=slow)
+    await sleeper.run()
+    assert [id for id, _ in sleeper.starts] == [task.id for task in tasks]
 
 
 @pytest.mark.parametrize("ending", [Ending.RETRY, Ending.SNOOZED])

@@ -14,10 +14,10 @@ import apsw
 import pytest
 
 from taskmill.clock import ManualClock
-from taskmill.engine import Engine
+from taskmill.engine import Durability, Engine
 from taskmill.engines import create, schema
 from taskmill.engines.sqlite.connection import NETWORK, check_path, file_system
-from taskmill.errors import TaskmillError, WrongStore
+from taskmill.errors import InvalidInput, TaskmillError, WrongStore
 
 
 def engine_at(path: Path) -> Engine:
@@ -49,7 +49,7 @@ async def test_a_missing_directory(tmp_path: Path) -> None:
     assert content(tmp_path) == {}
 
 
-@pytest.mark.parametrize("bytes_", [b"hello\n", b"%PDF-1.7\n" * 1_000], ids=["short", "long"])
+@pytest.mark.parametrize("bytes_", [b"x", b"hello\n", b"%PDF-1.7\n" * 1_000], ids=["one", "short", "long"])
 async def test_not_a_database(tmp_path: Path, bytes_: bytes) -> None:
     path = tmp_path / "store.db"
     path.write_bytes(bytes_)
@@ -108,6 +108,30 @@ async def test_a_closed_store_is_one_file_and_its_disposables(tmp_path: Path) ->
     await engine.put("limit", "mail", b'{"cap": 1}')
     await engine.close()
     assert {name for name in content(tmp_path) if not name.startswith(("store.db-live", "store.db-run"))} == {"store.db"}
+
+
+async def test_a_store_has_one_set_of_files_by_whichever_name_it_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.db").symlink_to(tmp_path / "real" / "store.db")
+    engine = engine_at(tmp_path / "link.db")
+    await engine.open()
+    other = engine_at(tmp_path / "real" / "store.db")
+    await other.open()
+    assert {name for name in content(tmp_path) if "/" not in name} == {"link.db", "real"}
+    for each in (engine, other):
+        await each.close()
+
+
+@pytest.mark.parametrize("parameter", ["durability=replicated", "durability=none", "busy_timeout=soon", "busy_timeout=-1", "durabilty=local"])
+def test_a_url_that_asks_for_what_is_not_there(tmp_path: Path, parameter: str) -> None:
+    for make in (create, schema):
+        with pytest.raises(InvalidInput) as refused:
+            make(f"sqlite:///{tmp_path / 'store.db'}?{parameter}")
+        assert refused.value.field in {"url", parameter.partition("=")[0]}
+        assert refused.value.hint
+    with pytest.raises(InvalidInput):
+        create("sqlite:///store.db", durability=Durability.REPLICATED)
+    assert content(tmp_path) == {}
 
 
 async def test_a_damaged_schema(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from taskmill.clock import Clock
+from taskmill.clock import SECOND, Clock, duration
 from taskmill.config import MEMORY, engine_kind, sqlite_path, url_parameters
 from taskmill.engine import Durability, Engine
 from taskmill.errors import InvalidSettings
@@ -28,33 +28,36 @@ class Schema(Protocol):
 
 
 def create(
-    url: str, *, clock: Clock | None = None, base: Path | None = None, durability: Durability = Durability.FSYNC, busy_timeout: int = 30_000_000
+    url: str, *, clock: Clock | None = None, base: Path | None = None, durability: Durability = Durability.FSYNC, busy_timeout: int = 30 * SECOND
 ) -> Engine:
-    """The engine of a URL, not yet opened. `base` is where a relative path starts."""
-    _check_kind(url)
+    """The engine of a URL, not yet opened. `base` is where a relative path starts; what the URL itself says goes before the arguments."""
+    path, durability, busy_timeout = _sqlite(url, base, durability, busy_timeout)
     from taskmill.engines.sqlite.engine import SQLiteEngine
 
-    parameters = url_parameters(url)
-    path = sqlite_path(url, base or Path.cwd())
-    return SQLiteEngine(
-        None if path == MEMORY else path, clock=clock, durability=Durability(parameters.get("durability", durability)), busy_timeout=busy_timeout
-    )
+    return SQLiteEngine(None if path == MEMORY else path, clock=clock, durability=durability, busy_timeout=busy_timeout)
 
 
 def schema(
-    url: str, *, clock: Clock | None = None, base: Path | None = None, durability: Durability = Durability.FSYNC, busy_timeout: int = 30_000_000
+    url: str, *, clock: Clock | None = None, base: Path | None = None, durability: Durability = Durability.FSYNC, busy_timeout: int = 30 * SECOND
 ) -> Schema:
     """The schema of the store that a URL names; nothing is opened yet."""
-    _check_kind(url)
-    from taskmill.engines.sqlite.schema import SQLiteSchema
-
-    path = sqlite_path(url, base or Path.cwd())
+    path, durability, busy_timeout = _sqlite(url, base, durability, busy_timeout)
     if path == MEMORY:
         raise InvalidSettings("a store in memory ends with its program", code="no_file", field="url", hint="name a file: sqlite:///taskmill.db")
+    from taskmill.engines.sqlite.schema import SQLiteSchema
+
     return SQLiteSchema(path, clock=clock, durability=durability, busy_timeout=busy_timeout)
 
 
-def _check_kind(url: str) -> None:
+def _sqlite(url: str, base: Path | None, durability: Durability, busy_timeout: int) -> tuple[Path, Durability, int]:
+    """What a URL of SQLite says; every other one is refused."""
     kind = engine_kind(url)
     if kind != "sqlite":
         raise InvalidSettings(f"the {kind} engine is not part of this version", code="unknown_engine", field="url", hint="use sqlite:///path/to/taskmill.db")
+    parameters = url_parameters(url)
+    wanted = parameters.get("durability", durability)
+    if wanted not in (Durability.FSYNC, Durability.LOCAL):
+        raise InvalidSettings(f"SQLite has no durability {wanted[:40]!r}", code="contradiction", field="durability", hint="fsync or local")
+    if "busy_timeout" in parameters:
+        busy_timeout = duration(parameters["busy_timeout"], field="busy_timeout")
+    return sqlite_path(url, base or Path.cwd()), Durability(wanted), busy_timeout

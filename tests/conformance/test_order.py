@@ -272,6 +272,20 @@ async def test_a_share_that_is_closed_leaves_its_turn(engine: Engine) -> None:
     assert shares_of([task.payload for task in await one.claim(20)]) == {"a": 1, "b": 19}
 
 
+@pytest.mark.parametrize("cap", [1, 3])
+async def test_shares_take_turns_under_one_limit(engine: Engine, cap: int) -> None:
+    one = await worker(engine)
+    await engine.put("limit", "some", f'{{"cap": {cap}}}'.encode())
+    for share in "abc":
+        await submit(engine, *(new(share, fair_key=share, limits=("some",)) for _ in range(60)))
+    counted: Counter[str] = Counter()
+    while counted.total() < 120:
+        batch = await one.claim(10)
+        counted += shares_of([task.payload for task in batch])
+        await one.done(*batch)
+        assert all(abs(counted[share] - counted.total() / 3) <= QUANTUM for share in "abc"), counted
+
+
 async def test_many_shares_each_get_their_turn(engine: Engine) -> None:
     one = await worker(engine)
     names = [f"s{n}" for n in range(40)]

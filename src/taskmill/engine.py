@@ -367,9 +367,9 @@ class Taken(Struct, frozen=True):
 
 
 class Entry(Struct, frozen=True):
-    """Something a step owes to another place."""
+    """Something a step owes to another place. `cursor`: whoever has delivered up to here passes it on as `after`."""
 
-    number: int
+    cursor: str
     kind: str
     subject: str
     data: bytes
@@ -532,5 +532,5 @@ class Engine(Protocol):
     async def events(self) -> Stream[Event]:
         """What happens from the moment this answers; a listener that fell behind gets `resync`."""
 
-    async def outbox(self, kind: str, after: int, n: int, term: Term) -> tuple[Entry, ...]:
-        """The entries behind number `after`; those up to it are delivered and cut. An entry is kept until then."""
+    async def outbox(self, kind: str, after: str, n: int, term: Term) -> tuple[Entry, ...]:
+        """The entries behind `after` ("": from the first), in the order of each task; those up to it are delivered and cut, no others ever."""

@@ -28,7 +28,7 @@ class Walk:
         self.sealed: list[str] = []
         self.workers: list[Worker] = []
         self.ended: Counter[str] = Counter()
-        self.read = 0
+        self.read = ""
 
     @property
     def engine(self) -> Engine:
@@ -138,7 +138,7 @@ class Walk:
     async def deliver(self) -> None:
         for entry in await self.engines[0].outbox("ended", self.read, 1_000, await led(self.engines[0])):
             self.ended[decoded(entry.data)["id"]] += 1
-            self.read = entry.number
+            self.read = entry.cursor
 
     async def check(self) -> None:
         """What must hold at every moment."""

@@ -89,8 +89,8 @@ async def test_what_is_owed_is_delivered_first(engine: Engine) -> None:
     changed = the_only(await engine.delete([target]))
     assert (changed.done, changed.state, changed.code) == (False, State.COMPLETED, "undelivered")
     term = await led(engine, "outbox")
-    [entry] = await engine.outbox("ended", 0, 10, term)
-    assert await engine.outbox("ended", entry.number, 10, term) == ()
+    [entry] = await engine.outbox("ended", "", 10, term)
+    assert await engine.outbox("ended", entry.cursor, 10, term) == ()
     assert the_only(await engine.delete([target])).done
 
 

@@ -181,5 +181,5 @@ async def test_children_that_fail_at_once_cancel_their_parent_once(engine: Engin
     await guarded(asyncio.gather(*(hand.done(task, ending=Ending.DEAD) for hand, task in claimed)))
     await settle(engine)
     assert await state(engine, parent.id) is State.CANCELLED
-    told = [entry.subject for entry in await engine.outbox("ended", 0, 100, await led(engine, "outbox"))]
+    told = [entry.subject for entry in await engine.outbox("ended", "", 100, await led(engine, "outbox"))]
     assert sorted(told) == sorted([parent.id, *(child.id for child in children)])

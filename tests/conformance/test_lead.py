@@ -95,7 +95,7 @@ async def prune(engine: Engine, term: Term) -> object:
 
 
 async def outbox(engine: Engine, term: Term) -> object:
-    return await engine.outbox("ended", 0, 10, term)
+    return await engine.outbox("ended", "", 10, term)
 
 
 async def fire(engine: Engine, term: Term) -> object:

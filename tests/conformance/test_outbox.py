@@ -20,14 +20,14 @@ async def subscribe(engine: Engine, *kinds: str) -> Term:
     return await led(engine, "outbox")
 
 
-async def subjects(engine: Engine, kind: str, after: int = 0, n: int = 1_000) -> list[str]:
+async def subjects(engine: Engine, kind: str, after: str = "", n: int = 1_000) -> list[str]:
     return [entry.subject for entry in await engine.outbox(kind, after, n, await led(engine, "outbox"))]
 
 
 async def test_an_entry_says_what_ended(engine: Engine, clock: ManualClock) -> None:
     term = await subscribe(engine, "ended")
     made = await make(engine, State.COMPLETED)
-    [entry] = await engine.outbox("ended", 0, 10, term)
+    [entry] = await engine.outbox("ended", "", 10, term)
     task = await record(engine, made.id)
     assert (entry.kind, entry.subject, entry.at) == ("ended", made.id, clock.now())
     assert decoded(entry.data) == {"id": made.id, "type": "work", "queue": task.queue, "state": "completed", "version": task.version}
@@ -44,14 +44,14 @@ async def test_none_is_lost_and_none_comes_twice(engine: Engine, store: Store) -
         while batch := await workers[number].claim(7):
             await workers[number].done(*batch)
 
-    async def deliver() -> list[tuple[int, str]]:
-        read: list[tuple[int, str]] = []
-        after = 0
+    async def deliver() -> list[tuple[str, str]]:
+        read: list[tuple[str, str]] = []
+        after = ""
         while True:
             last_round = not running
             entries = await engine.outbox("ended", after, 9, term)
-            read += [(entry.number, entry.subject) for entry in entries]
-            after = entries[-1].number if entries else after
+            read += [(entry.cursor, entry.subject) for entry in entries]
+            after = entries[-1].cursor if entries else after
             if last_round and not entries:
                 return read
 
@@ -60,7 +60,7 @@ async def test_none_is_lost_and_none_comes_twice(engine: Engine, store: Store) -
     running = False
     read = await guarded(reader)
     assert sorted(subject for _, subject in read) == sorted(ids)
-    assert [number for number, _ in read] == sorted({number for number, _ in read})
+    assert [cursor for cursor, _ in read] == sorted({cursor for cursor, _ in read}, key=int)
 
 
 async def test_entries_stay_until_they_are_passed_by(engine: Engine) -> None:
@@ -69,46 +69,46 @@ async def test_entries_stay_until_they_are_passed_by(engine: Engine) -> None:
     ids = await submit_many(engine, 6)
     for task in await hand.claim(6):
         await hand.done(task)
-    entries = await engine.outbox("ended", 0, 100, term)
+    entries = await engine.outbox("ended", "", 100, term)
     assert [entry.subject for entry in entries] == ids
-    assert await engine.outbox("ended", 0, 100, term) == entries
-    assert await engine.outbox("ended", 0, 2, term) == entries[:2]
-    assert await engine.outbox("ended", entries[1].number, 2, term) == entries[2:4]
-    assert await engine.outbox("ended", 0, 100, term) == entries[2:]
-    assert await engine.outbox("ended", entries[-1].number, 100, term) == ()
-    assert await engine.outbox("ended", 0, 100, term) == ()
+    assert await engine.outbox("ended", "", 100, term) == entries
+    assert await engine.outbox("ended", "", 2, term) == entries[:2]
+    assert await engine.outbox("ended", entries[1].cursor, 2, term) == entries[2:4]
+    assert await engine.outbox("ended", "", 100, term) == entries[2:]
+    assert await engine.outbox("ended", entries[-1].cursor, 100, term) == ()
+    assert await engine.outbox("ended", "", 100, term) == ()
 
 
 async def test_numbers_grow_after_everything_was_cut(engine: Engine) -> None:
     term = await subscribe(engine, "ended")
     await make(engine, State.COMPLETED)
-    [first] = await engine.outbox("ended", 0, 10, term)
-    await engine.outbox("ended", first.number, 10, term)
+    [first] = await engine.outbox("ended", "", 10, term)
+    await engine.outbox("ended", first.cursor, 10, term)
     made = await make(engine, State.DEAD)
-    [second] = await engine.outbox("ended", first.number, 10, term)
-    assert (second.subject, second.number > first.number) == (made.id, True)
+    [second] = await engine.outbox("ended", first.cursor, 10, term)
+    assert (second.subject, second.cursor > first.cursor) == (made.id, True)
 
 
 async def test_kinds_are_cut_apart(engine: Engine) -> None:
     term = await subscribe(engine, "ended", "dead")
     made = await make(engine, State.DEAD)
-    [ended] = await engine.outbox("ended", 0, 10, term)
-    [dead] = await engine.outbox("dead", 0, 10, term)
+    [ended] = await engine.outbox("ended", "", 10, term)
+    [dead] = await engine.outbox("dead", "", 10, term)
     assert (ended.subject, dead.subject) == (made.id, made.id)
-    await engine.outbox("ended", max(ended.number, dead.number), 10, term)
-    assert await engine.outbox("dead", 0, 10, term) == (dead,)
+    await engine.outbox("ended", max(ended.cursor, dead.cursor, key=int), 10, term)
+    assert await engine.outbox("dead", "", 10, term) == (dead,)
 
 
 async def test_only_kinds_that_somebody_subscribed_to(engine: Engine) -> None:
     early = await make(engine, State.DEAD)
     term = await subscribe(engine, "dead")
     dead, completed = await make(engine, State.DEAD), await make(engine, State.COMPLETED)
-    assert [entry.subject for entry in await engine.outbox("dead", 0, 10, term)] == [dead.id]
-    assert await engine.outbox("ended", 0, 10, term) == ()
+    assert [entry.subject for entry in await engine.outbox("dead", "", 10, term)] == [dead.id]
+    assert await engine.outbox("ended", "", 10, term) == ()
     assert early.id != completed.id
     await engine.drop("outbox", "dead")
     await make(engine, State.DEAD)
-    assert [entry.subject for entry in await engine.outbox("dead", 0, 10, term)] in ([dead.id], [])
+    assert [entry.subject for entry in await engine.outbox("dead", "", 10, term)] in ([dead.id], [])
 
 
 async def test_every_way_to_end_is_told_once(engine: Engine, clock: ManualClock) -> None:
@@ -153,7 +153,7 @@ async def test_a_task_that_ends_twice_is_told_twice(engine: Engine) -> None:
     made = await make(engine, State.DEAD)
     await engine.requeue([Target(made.id)])
     await made.holder.done(await made.holder.claim_one())
-    entries = await engine.outbox("ended", 0, 10, await led(engine, "outbox"))
+    entries = await engine.outbox("ended", "", 10, await led(engine, "outbox"))
     assert [(entry.subject, decoded(entry.data)["state"]) for entry in entries] == [(made.id, "dead"), (made.id, "completed")]
 
 
@@ -170,11 +170,11 @@ async def test_in_the_order_of_the_steps(engine: Engine) -> None:
 
 async def test_what_an_operator_sets_is_audited(engine: Engine) -> None:
     term = await subscribe(engine, "audit")
-    before = await engine.outbox("audit", 0, 100, term)
+    before = await engine.outbox("audit", "", 100, term)
     put = await engine.put("limit", "mail", b'{"cap": 1}', version=0)
     await engine.put("limit", "code", b'{"cap": 1}', operator=False)
     await engine.drop("limit", "mail", version=put.version)
-    entries = await engine.outbox("audit", before[-1].number if before else 0, 100, term)
+    entries = await engine.outbox("audit", before[-1].cursor if before else "", 100, term)
     assert [entry.subject for entry in entries] == ["limit/mail", "limit/mail"]
 
 
@@ -183,6 +183,6 @@ async def test_a_deposed_leader_neither_reads_nor_cuts(engine: Engine, clock: Ma
     made = await make(engine, State.COMPLETED)
     old = await deposed(engine, clock, "outbox")
     with pytest.raises(StaleTerm):
-        await engine.outbox("ended", 10**9, 10, old)
+        await engine.outbox("ended", "999999999", 10, old)
     current = await led(engine, "outbox", "new")
-    assert [entry.subject for entry in await engine.outbox("ended", 0, 10, current)] == [made.id]
+    assert [entry.subject for entry in await engine.outbox("ended", "", 10, current)] == [made.id]

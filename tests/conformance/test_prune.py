@@ -147,11 +147,11 @@ async def test_what_is_owed_is_delivered_first(engine: Engine, clock: ManualCloc
     await prune_all(engine)
     assert await states(engine, ids) == list(ENDED)
     term = await led(engine, "outbox")
-    entries = await engine.outbox("ended", 0, 10, term)
-    await engine.outbox("ended", entries[1].number, 10, term)
+    entries = await engine.outbox("ended", "", 10, term)
+    await engine.outbox("ended", entries[1].cursor, 10, term)
     await prune_all(engine)
     assert [isinstance(task, Task) for task in await engine.get(ids)] == [False, False, True]
-    await engine.outbox("ended", entries[2].number, 10, term)
+    await engine.outbox("ended", entries[2].cursor, 10, term)
     await prune_all(engine)
     assert not any(isinstance(task, Task) for task in await engine.get(ids))
 

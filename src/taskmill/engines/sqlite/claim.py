@@ -10,6 +10,7 @@ expired is ended. Both are bounded, and `more` says when a bound was reached.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -20,8 +21,10 @@ from taskmill.engine import Claim, Claimed, Room
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.rows import (
     CHECKPOINTS,
+    DEFAULT_RETRY,
     EDGES,
     FAR,
+    NO_META,
     ON_FAILURE,
     SIGNALS,
     STATES,
@@ -30,6 +33,7 @@ from taskmill.engines.sqlite.rows import (
     decode_meta,
     decode_names,
     decode_retry,
+    encode_names,
 )
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
@@ -124,6 +128,10 @@ class _Picker:
             self.limits[name] = lanes.Limit(self.step, name)
         return self.limits[name]
 
+    def types(self) -> str:
+        """The types that may still be taken, as statements want them."""
+        return encode_names(tuple(name for name, room in self.rooms.items() if room > 0))
+
     def full(self) -> bool:
         return self.slots <= 0 or self.stuffed
 
@@ -140,6 +148,9 @@ class _Picker:
 
     def sort(self, rows: Sequence[Found], most: int) -> list[Found]:
         """Take what may be taken, and get the rest out of the way."""
+        whole = self._take_whole(rows, most)
+        if whole:
+            return whole
         took: list[Found] = []
         expired: list[str] = []
         foreign: list[Found] = []
@@ -156,6 +167,20 @@ class _Picker:
         if foreign:
             self._move(foreign)
         return took
+
+    def _take_whole(self, rows: Sequence[Found], most: int) -> list[Found]:
+        """Nearly always nothing is in the way, and that is seen without looking at each row by itself."""
+        counts = Counter([row[TYPE] for row in rows])
+        size = sum([len(row[PAYLOAD]) for row in rows])
+        if len(rows) > min(most, self.slots) or size > self.bytes or self.stuffed:
+            return []
+        if any(self.rooms.get(name, 0) < n for name, n in counts.items()) or any(row[EXPIRES_AT] is not None for row in rows):
+            return []
+        for name, n in counts.items():
+            self.rooms[name] -= n
+        self.slots -= len(rows)
+        self.bytes -= size
+        return list(rows)
 
     def _expire(self, tasks: list[str]) -> None:
         self.passed_over += len(tasks)
@@ -199,8 +224,7 @@ class _Picker:
         for limit in self.limits.values():
             limit.save()
         for limit in self.limits.values():
-            if limit.room > 0:
-                lanes.wake(self.step, limit)
+            lanes.wake(self.step, limit)
         return tuple(self.answers)
 
     def pass_on(self) -> bool:
@@ -257,6 +281,7 @@ class _QueuePicker:
         self.want = want
         if want <= 0:
             return
+        self._pass_over_foreign()
         if self.settings is not None and self.settings.priorities is not None:
             self._pick_weighted(self.settings.priorities)
         else:
@@ -299,10 +324,21 @@ class _QueuePicker:
                 left.discard(priority)
         self.step.db.execute(queries.set_levels, (msgspec.json.encode(turns).decode(), self.id))
 
+    def _pass_over_foreign(self) -> None:
+        """Open lanes that are not for this worker must not keep the room of their limits from those that are: as many more are opened."""
+        opened = True
+        while opened:
+            foreign = self.step.db.execute(queries.foreign_lanes, (self.id, self.picker.types())).fetchall()
+            for (names,) in foreign:
+                for limit in decode_names(names):
+                    self.picker.limit(limit)
+            opened = bool(foreign) and self.picker.pass_on()
+
     def _pass_on(self) -> bool:
         """If room that was left opened a lane, what was dry may have something again."""
         opened = self.picker.pass_on()
         if opened:
+            self._pass_over_foreign()
             self.dry.clear()
         return opened
 
@@ -374,27 +410,20 @@ class _QueuePicker:
 
     def _serve_oldest(self, share: int, name: str, priority: int) -> int:
         """The oldest ready task of a share, and what follows it in the same lane, up to a quantum."""
-        skipped: set[int] = set()
         while self._can_go_on():
-            lane, age = self._oldest_lane(share, priority, skipped)
+            lane = self.step.db.execute(queries.oldest_lane, (share, priority, self.picker.types())).fetchone()
             plain = self.lines[priority].head(self.want) if name == "" else None
             if lane is None and plain is None:
                 return 0
-            if lane is None or (plain is not None and plain < age):
-                took = self._serve_plain(priority, min(QUANTUM, self.want))
+            if lane is None or (plain is not None and plain < lane[1:]):
+                took = self.lines[priority].take(min(QUANTUM, self.want))
             else:
-                took = self._serve_lane(lane, share, priority, skipped)
+                took = self._serve_lane(lane[0], share, priority)
             if took:
                 return took
         return 0
 
-    def _oldest_lane(self, share: int, priority: int, skipped: set[int]) -> tuple[int | None, tuple[int, int]]:
-        for lane, head_at, head_seq, needs in self.step.db.execute(queries.open_lanes, (share, priority)):
-            if lane not in skipped and (not needs or self.picker.rooms.get(needs, 0) > 0):
-                return lane, (head_at, head_seq)
-        return None, (FAR, 0)
-
-    def _serve_lane(self, number: int, share: int, priority: int, skipped: set[int]) -> int:
+    def _serve_lane(self, number: int, share: int, priority: int) -> int:
         picker, step = self.picker, self.step
         lane = step.lane(number)
         limits = [picker.limit(name) for name in lane.limits]
@@ -402,28 +431,32 @@ class _QueuePicker:
             if limit.room == 0:
                 lanes.shut(step, number, share, limit)
                 return 0
+        following: list[Found] = []
         if lane.order_key:
             rows = step.db.execute(queries.ordered, (number,)).fetchall()
         else:
             most = min([QUANTUM, self.want, *(limit.room for limit in limits)])
-            rows = step.db.execute(queries.lane, (number, priority, most)).fetchall()
-        if lane.order_key and rows and picker.rooms.get(rows[0][TYPE], 0) <= 0:
-            skipped.add(number)
-            return 0
+            rows = step.db.execute(queries.lane, (number, priority, most + 1)).fetchall()
+            following = rows[most:]
+            del rows[most:]
         took = picker.sort(rows, len(rows))
         if took:
             picker.start(took)
             for limit in limits:
                 limit.start(len(took))
-        lanes.refresh(step, (number,))
+        if following and len(took) == len(rows):  # the next one was read along: the lane stays as open as it was
+            lanes.advance(step, number, following[0][READY_AT], following[0][SEQ])
+        else:
+            lanes.refresh(step, (number,))
         return len(took)
 
 
 def _claimed(step: Step, worker: str, row: Found, token: int, claimed_at: int, started: int = 0) -> Claimed:
     """`started` 1: the row was read before its start raised version and attempt."""
-    seq, task, type_name, queue, priority, _, version, executions, failures, crashes, flags, created_at, expires_at, tenant, must_end, phase, lane = row[:17]
-    payload, retry, timeout, max_crashes, text = row[17:22]
-    meta = decode_meta(text)
+    (
+        seq, task, type_name, queue, priority, _, version, executions, failures, crashes, flags, created_at, expires_at, tenant, must_end, phase, lane,
+        payload, retry, timeout, max_crashes, text,
+    ) = row  # fmt: skip
     return Claimed(
         id=task,
         type=type_name,
@@ -439,7 +472,7 @@ def _claimed(step: Step, worker: str, row: Found, token: int, claimed_at: int, s
         max_crashes=max_crashes,
         version=version + started,
         created_at=created_at,
-        retry=decode_retry(retry),
+        retry=DEFAULT_RETRY if retry is None else decode_retry(retry),
         timeout=timeout,
         expires_at=expires_at,
         tenant=tenant,
@@ -447,7 +480,7 @@ def _claimed(step: Step, worker: str, row: Found, token: int, claimed_at: int, s
         unwind=bool(flags & UNWIND),
         must_end=must_end,
         phase=phase,
-        headers=meta.headers,
+        headers=NO_META.headers if text is None else decode_meta(text).headers,
         checkpoints=dict(step.db.execute(queries.checkpoints, (seq,))) if flags & CHECKPOINTS else _NO_CHECKPOINTS,
         signals=tuple(Signal(*found) for found in step.db.execute(queries.signals, (seq,))) if flags & SIGNALS else (),
         results=_results(step, seq) if flags & EDGES else (),

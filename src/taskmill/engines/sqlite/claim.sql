@@ -60,9 +60,15 @@ SELECT levels FROM taskmill_queue WHERE id = ?;
 -- name: set_levels
 UPDATE taskmill_queue SET levels = ? WHERE id = ?;
 
--- name: open_lanes
-SELECT id, head_at, head_seq, needs FROM taskmill_lane INDEXED BY taskmill_lane_open
-WHERE share = ? AND top = ? AND top IS NOT NULL AND shut IS NULL ORDER BY head_at, head_seq;
+-- name: oldest_lane
+SELECT id, head_at, head_seq FROM taskmill_lane INDEXED BY taskmill_lane_open
+WHERE share = ?1 AND top = ?2 AND top IS NOT NULL AND shut IS NULL AND (needs = '' OR needs IN (SELECT value FROM json_each(?3)))
+ORDER BY head_at, head_seq LIMIT 1;
+
+-- name: foreign_lanes
+SELECT DISTINCT limits FROM (
+  SELECT limits FROM taskmill_lane INDEXED BY taskmill_lane_needs
+  WHERE queue = ?1 AND needs <> '' AND top IS NOT NULL AND shut IS NULL AND limits <> '[]' AND needs NOT IN (SELECT value FROM json_each(?2)) LIMIT 100);
 
 -- name: any_lane
 SELECT 1 FROM taskmill_lane INDEXED BY taskmill_lane_open WHERE share = ? AND top = ? AND top IS NOT NULL AND shut IS NULL LIMIT 1;

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import stat
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -104,6 +105,8 @@ def connect(path: Path, *, durability: Durability, busy_timeout: int, vfs: str |
         connection = apsw.Connection(str(path), flags=flags, vfs=vfs, statementcachesize=256)
         connection.set_busy_handler(_patience(busy_timeout))
         connection.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
+        # Without it the planner looks at bound values, and a statement with LIMIT ? is prepared anew at every call.
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         for pragma in _pragmas(durability, read_only):
             connection.execute(f"PRAGMA {pragma}").fetchall()
     except apsw.Error as error:
@@ -139,40 +142,75 @@ def _patience(busy_timeout: int) -> Callable[[int], bool]:
 class WriteLock:
     """Writers of all processes in turn.
 
-    Two locks in a row: whoever holds the first is next for the second and no one can overtake it, so a process that has just written must wait for those
-    that came while it did. It only keeps order; what keeps writers apart is SQLite's own lock, which a program without this one takes too.
+    Two locks in a row: whoever holds the first (the turn) is next for the second and no one can overtake it, so a process that has just written must wait for
+    those that came while it did. Those who wait for the turn stand in the kernel's queue, first come first served. It only keeps order: what keeps writers
+    apart is SQLite's own lock, which a program without this one takes too.
     """
 
     def __init__(self, folder: Path, busy_timeout: int) -> None:
-        self._turn = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        self._folder = folder
         self._write = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._busy_timeout = busy_timeout / 1e6
 
     def acquire(self) -> None:
         deadline = time.monotonic() + self._busy_timeout
-        self._take(self._turn, deadline)
+        turn = self._take_turn(deadline)
         try:
-            self._take(self._write, deadline)
-        finally:
-            fcntl.flock(self._turn, fcntl.LOCK_UN)
-
-    def _take(self, fd: int, deadline: float) -> None:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            while not _try(self._write):
                 if time.monotonic() > deadline:
-                    raise _busy() from None
-                time.sleep(random.uniform(0.0001, 0.0004))
-            else:
-                return
+                    raise _busy()
+                time.sleep(random.uniform(0.0001, 0.0003))
+        finally:
+            os.close(turn)
+
+    def _take_turn(self, deadline: float) -> int:
+        """An open file that has the turn; closing it passes the turn on."""
+        turn = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+        if _try(turn):
+            return turn
+        queue = _Queueing(turn)
+        if queue.granted.wait(deadline - time.monotonic()) or not queue.abandon():
+            return turn
+        raise _busy()
 
     def release(self) -> None:
         fcntl.flock(self._write, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        os.close(self._turn)
         os.close(self._write)
+
+
+class _Queueing:
+    """A place in the kernel's queue. The call that waits there cannot be called off, so it has a thread of its own, which can be left behind."""
+
+    def __init__(self, turn: int) -> None:
+        self.granted = threading.Event()
+        self._turn = turn
+        self._lock = threading.Lock()
+        self._abandoned = False
+        threading.Thread(target=self._wait, name="taskmill-turn", daemon=True).start()
+
+    def _wait(self) -> None:
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        with self._lock:
+            if self._abandoned:
+                os.close(self._turn)
+            else:
+                self.granted.set()
+
+    def abandon(self) -> bool:
+        """Nobody waits for it any more; False if it was granted in the meantime."""
+        with self._lock:
+            self._abandoned = not self.granted.is_set()
+            return self._abandoned
+
+
+def _try(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _busy() -> StoreError:

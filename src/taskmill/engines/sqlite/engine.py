@@ -415,7 +415,7 @@ class SQLiteEngine:
         check_key(id, "id")
         return await self._write(lambda step: settings.take(step, limit, n, id))
 
-    async def outbox(self, kind: str, after: int, n: int, term: Term) -> tuple[Entry, ...]:
+    async def outbox(self, kind: str, after: str, n: int, term: Term) -> tuple[Entry, ...]:
         return await self._write(lambda step: settings.outbox(step, kind, after, n, term))
 
     async def restore(self, records: Sequence[Record]) -> tuple[bool, ...]:

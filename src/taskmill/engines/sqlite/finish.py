@@ -72,9 +72,9 @@ def finish(step: Step, outcomes: Sequence[Outcome]) -> Finished:
 
 
 def _finish_plain(step: Step, moves: Moves, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-    """Completed tasks that nothing but others' edges hangs on end in one update each; answers those that need more.
+    """Completed tasks that hold nothing but slots and edges end in one update each; answers those that need more.
 
-    The update's guard is the whole lease and the absence of every flag, so a row it does not match is simply left to the long way.
+    The update's guard is the whole lease and the absence of every other flag, so a row it does not match is simply left to the long way.
     """
     if step.listening or "ended" in step.settings.outbox:
         return outcomes
@@ -86,11 +86,13 @@ def _finish_plain(step: Step, moves: Moves, outcomes: Sequence[Outcome]) -> Sequ
         queries.complete_plain, [(now, outcome.started_after, outcome.task, outcome.token, outcome.worker) for outcome in plain]
     ).fetchall()
     step.ended = True
-    moves.fallen += [(seq, COMPLETED) for _, seq, flags in ended if flags & WAITED]
+    for _, seq, flags, lane in ended:
+        if flags or lane > 0:
+            moves.completed(seq, flags, lane)
     results = [outcome for outcome in plain if outcome.result is not None]
     if len(ended) == len(plain) == len(outcomes) and not results:
         return ()
-    seqs = {task: seq for task, seq, _ in ended}
+    seqs = {row[0]: row[1] for row in ended}
     step.db.executemany(queries.add_result, [(seqs[outcome.task], outcome.result) for outcome in results if outcome.task in seqs])
     return [outcome for outcome in outcomes if outcome.task not in seqs or outcome.ending is not Ending.COMPLETED]
 
@@ -170,24 +172,17 @@ def _record(moves: Moves, row: Row, outcome: Outcome) -> None:
 
 
 def _completed(moves: Moves, row: Row, outcome: Outcome) -> None:
-    _note_start(moves.step, row, outcome)
-    moves.end(row, COMPLETED, result=outcome.result, error=outcome.error)
+    moves.end(row, COMPLETED, result=outcome.result, error=outcome.error, started_after=outcome.started_after)
 
 
 def _dead(moves: Moves, row: Row, outcome: Outcome) -> None:
-    _note_start(moves.step, row, outcome)
     row.failures += 1
-    moves.end(row, DEAD, error=outcome.error, result=outcome.result, phase="compensation_failed" if row.flags & UNWIND else None)
+    phase = "compensation_failed" if row.flags & UNWIND else None
+    moves.end(row, DEAD, error=outcome.error, result=outcome.result, phase=phase, started_after=outcome.started_after)
 
 
 def _cancelled(moves: Moves, row: Row, outcome: Outcome) -> None:
-    _note_start(moves.step, row, outcome)
-    moves.end(row, CANCELLED, error=outcome.error, result=outcome.result)
-
-
-def _note_start(step: Step, row: Row, outcome: Outcome) -> None:
-    if outcome.started_after is not None:
-        step.db.execute(queries.note_start, (outcome.started_after, row.seq))
+    moves.end(row, CANCELLED, error=outcome.error, result=outcome.result, started_after=outcome.started_after)
 
 
 def _retry(moves: Moves, row: Row, outcome: Outcome) -> None:

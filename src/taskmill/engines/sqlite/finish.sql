@@ -1,14 +1,11 @@
 -- name: complete_plain
--- Only edges of others (32) may hang on it. `+state`: the planner must not take an index on the state, but the one on id.
+-- Flags that an end does not care about: ordered (1), its own edges (16), others' edges (32), checkpoints (512). `+state`: not the index on states, but the one on id.
 UPDATE taskmill_task SET state = 5, finished_at = ?1, updated_at = ?1, started_at = claimed_at + ?2, version = version + 1
-WHERE id = ?3 AND token = ?4 AND worker = ?5 AND +state = 3 AND +lane < 0 AND flags & ~32 = 0
-RETURNING id, seq, flags;
+WHERE id = ?3 AND token = ?4 AND worker = ?5 AND +state = 3 AND flags & ~561 = 0
+RETURNING id, seq, flags, lane;
 
 -- name: add_result
 INSERT INTO taskmill_ending (seq, result) VALUES (?, ?) ON CONFLICT DO UPDATE SET result = excluded.result, error = NULL;
-
--- name: note_start
-UPDATE taskmill_task SET started_at = claimed_at + ? WHERE seq = ?;
 
 -- name: attempt_outcome
 SELECT outcome, error ->> '$.code' IS 'lease_lost' FROM taskmill_attempt WHERE seq = ? AND token = ? AND worker = ?;

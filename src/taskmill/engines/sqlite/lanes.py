@@ -6,7 +6,7 @@ make this live and exact:
 
 1. `shut` is only a belief; the limit's numbers decide at claim. So a lane opened in vain is harmless and nothing is ever over-admitted.
 2. While a limit has room for f more, the best f lanes that stand at it are open. It is kept by `wake`: when slots return, when a window has passed, when
-   numbers change, and when a lane that was opened for this room then met another full limit.
+   numbers change, when a lane that was opened for this room then met another full limit, and when it lost the task it was opened for.
 3. A lane stands at one limit only, as closing and opening then cost the same whatever the number of limits.
 4. An empty lane stands nowhere.
 """
@@ -96,15 +96,25 @@ class Limit:
         self.started = 0
 
 
-def refresh(step: Step, lanes: Iterable[int]) -> None:
-    """Look again what is next in these lanes, after tasks came to or left them."""
-    shares = set()
+def refresh(step: Step, lanes: Iterable[int], *, left: bool = False) -> None:
+    """Look again what is next in these lanes, after tasks came to them or, `left`, were taken out otherwise than by a claim."""
+    shares: set[int] = set()
+    names: set[str] = set()
     for number in lanes:
         lane = step.lane(number)
         if _refresh_lane(step, number, lane.order_key):
             shares.add(lane.share)
+            names.update(lane.limits)
     for share in shares:
         refresh_share(step, share)
+    if left:  # a lane that was opened for its best task may have lost it: the room goes to whoever is best now
+        for name in names:
+            wake(step, Limit(step, name))
+
+
+def advance(step: Step, lane: int, head_at: int, head_seq: int) -> None:
+    """The next task of the same priority is known."""
+    step.db.execute(queries.advance_head, (head_at, head_seq, lane))
 
 
 def _refresh_lane(step: Step, number: int, order_key: str) -> bool:
@@ -132,9 +142,17 @@ def refresh_share(step: Step, share: int) -> None:
     step.db.execute(queries.set_share_top, (top, share))
 
 
+def nothing_shut(step: Step) -> bool:
+    """No lane stands at any limit: looked up once, for most steps it spares all the rest."""
+    if step.nothing_shut is None:
+        step.nothing_shut = step.db.execute(queries.all_shut).fetchone() is None
+    return step.nothing_shut
+
+
 def shut(step: Step, lane: int, share: int, limit: Limit) -> None:
     """The lane stands at this limit until it has room."""
     step.db.execute(queries.shut, (limit.id, lane))
+    step.nothing_shut = False
     refresh_share(step, share)
     arm(step, limit)
 
@@ -148,6 +166,8 @@ def arm(step: Step, limit: Limit) -> None:
 
 def wake(step: Step, limit: Limit) -> int:
     """Open as many of the lanes that stand at a limit as it has room for, the best first."""
+    if nothing_shut(step):
+        return 0
     room = limit.room
     if room == 0:
         if step.db.execute(queries.any_shut, (limit.id,)).fetchone():
@@ -168,6 +188,7 @@ def give_back(step: Step, ended: dict[int, int]) -> None:
         for name in step.lane(number).limits:
             counts[name] = counts.get(name, 0) + tasks
     for name, tasks in counts.items():
+        step.woke = True
         limit = Limit(step, name)
         limit.running -= tasks
         limit.save()

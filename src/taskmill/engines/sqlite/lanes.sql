@@ -28,10 +28,12 @@ SELECT state, priority, ready_at, seq, type FROM taskmill_task INDEXED BY taskmi
 WHERE lane = ? AND flags & 1 AND state <= 4 ORDER BY seq LIMIT 1;
 
 -- name: set_head
-UPDATE taskmill_lane SET top = ?1, head_at = ?2, head_seq = ?3 WHERE id = ?4 AND (top IS NOT ?1 OR head_at IS NOT ?2 OR head_seq IS NOT ?3) RETURNING id;
+-- One that got better leaves the limit it stood at: if there is room, it belongs to the best. Looked at in vain, it goes back.
+UPDATE taskmill_lane SET shut = CASE WHEN (?1, -?2, -?3) > (top, -head_at, -head_seq) THEN NULL ELSE shut END, top = ?1, head_at = ?2, head_seq = ?3
+WHERE id = ?4 AND (top IS NOT ?1 OR head_at IS NOT ?2 OR head_seq IS NOT ?3) RETURNING id;
 
 -- name: set_ordered_head
-UPDATE taskmill_lane SET top = ?1, head_at = ?2, head_seq = ?3, needs = ?4
+UPDATE taskmill_lane SET shut = CASE WHEN (?1, -?2, -?3) > (top, -head_at, -head_seq) THEN NULL ELSE shut END, top = ?1, head_at = ?2, head_seq = ?3, needs = ?4
 WHERE id = ?5 AND (top IS NOT ?1 OR head_at IS NOT ?2 OR head_seq IS NOT ?3) RETURNING id;
 
 -- name: empty_lane
@@ -52,6 +54,12 @@ UPDATE taskmill_start SET at = at - ?1 WHERE counter = ?2;
 
 -- name: wake_at
 UPDATE taskmill_counter SET wake_at = ? WHERE id = ?;
+
+-- name: all_shut
+SELECT 1 FROM taskmill_lane INDEXED BY taskmill_lane_shut WHERE shut IS NOT NULL AND top IS NOT NULL LIMIT 1;
+
+-- name: advance_head
+UPDATE taskmill_lane SET head_at = ?, head_seq = ? WHERE id = ?;
 
 -- name: any_shut
 SELECT 1 FROM taskmill_lane INDEXED BY taskmill_lane_shut WHERE shut = ? AND top IS NOT NULL LIMIT 1;

@@ -58,7 +58,7 @@ class Meta(msgspec.Struct, frozen=True, omit_defaults=True):
     order: str | None = None
 
 
-_NO_META = Meta()
+NO_META: Final = Meta()
 _meta_decoder = msgspec.json.Decoder(Meta)
 _error_decoder = msgspec.json.Decoder(ErrorInfo)
 _progress_decoder = msgspec.json.Decoder(Progress)
@@ -84,7 +84,7 @@ def encode_meta(resolved: Resolved) -> str | None:
 
 
 def decode_meta(text: str | None) -> Meta:
-    return _NO_META if text is None else _meta_decoder.decode(text)
+    return NO_META if text is None else _meta_decoder.decode(text)
 
 
 def encode_error(error: ErrorInfo | None) -> str | None:
@@ -103,16 +103,16 @@ def decode_progress(text: str | None) -> Progress | None:
     return None if text is None else _progress_decoder.decode(text)
 
 
-_DEFAULT_RETRY = Retry()
+DEFAULT_RETRY: Final = Retry()
 
 
 @functools.lru_cache(maxsize=1024)
 def encode_retry(retry: Retry) -> str | None:
-    return None if retry == _DEFAULT_RETRY else retry.encode()
+    return None if retry == DEFAULT_RETRY else retry.encode()
 
 
 def decode_retry(text: str | None) -> Retry:
-    return _DEFAULT_RETRY if text is None else Retry.decode(text)
+    return DEFAULT_RETRY if text is None else Retry.decode(text)
 
 
 @functools.lru_cache(maxsize=4096)

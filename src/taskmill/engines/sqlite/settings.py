@@ -272,10 +272,15 @@ def take(step: Step, name: str, n: int, request: str) -> Taken:
 # Outbox
 
 
-def outbox(step: Step, kind: str, after: int, n: int, term: Term) -> tuple[Entry, ...]:
+def outbox(step: Step, kind: str, after: str, n: int, term: Term) -> tuple[Entry, ...]:
     check_term(step, term)
-    step.db.execute(queries.cut_outbox, (kind, after))
-    return tuple(Entry(*row) for row in step.db.execute(queries.outbox, (kind, after, n)))
+    if after and not after.isdecimal():
+        raise InvalidInput(
+            f"{after!r:.40} is not a cursor", code="invalid_cursor", field="after", hint="pass on the cursor of the last entry that was delivered"
+        )
+    number = int(after or 0)
+    step.db.execute(queries.cut_outbox, (kind, number))
+    return tuple(Entry(str(row[0]), *row[1:]) for row in step.db.execute(queries.outbox, (kind, number, n)))
 
 
 # Whole records

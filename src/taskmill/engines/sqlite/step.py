@@ -122,6 +122,7 @@ class Step:
         self.woke = False
         self.ended = False
         self.settings_changed = False
+        self.nothing_shut: bool | None = None
         self._events: list[tuple[str, str, int, int, str | None]] = []
         row = self.db.execute(queries.store).fetchone()
         self.token: int = row[0]

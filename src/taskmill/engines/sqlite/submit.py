@@ -100,6 +100,7 @@ class _Batch:
         self.first_ids: dict[str, str] = {}
         self.uniques: dict[tuple[str, str, str], Draft] = {}
         self.stirred: set[int] = set()
+        self.replaced = False
         self.moves = Moves(step)
 
     def answers(self) -> list[Submitted]:
@@ -117,7 +118,7 @@ class _Batch:
         self._place()
         self._insert()
         self._link()
-        lanes.refresh(self.step, self.stirred)
+        lanes.refresh(self.step, self.stirred, left=self.replaced)
         self.moves.settle()
 
     def _answer(self, place: int, status: Status, task: str, error: TaskmillError | None = None, *, reserved: bool = False) -> None:
@@ -230,7 +231,7 @@ class _Batch:
         state, ready_at, run_at = self._time(resolved.new)
         step.db.execute(queries.replace_task, (state, ready_at, resolved.priority, step.now, seq))
         step.db.execute(queries.replace_body, (resolved.new.payload, run_at, seq))
-        step.woke = True
+        step.woke = self.replaced = True
         if lane > 0:
             self.stirred.add(lane)
         task, version = step.db.execute(queries.version, (seq,)).fetchone()

@@ -20,6 +20,7 @@ from taskmill.engines.sqlite.rows import (
     COMPLETED,
     DEAD,
     ON_FAILURE,
+    ORDERED,
     PENDING,
     RUNNING,
     SCHEDULED,
@@ -123,13 +124,22 @@ class Moves:
         self.step.db.execute(queries.set_waiting, (deadline, row.flags, row.open_edges, awaits, self.step.now, row.seq))
         self._arrived(row, WAITING)
 
-    def end(self, row: Row, state: int, *, error: ErrorInfo | None = None, result: bytes | None = None, phase: str | None = None) -> None:
+    def end(
+        self,
+        row: Row,
+        state: int,
+        *,
+        error: ErrorInfo | None = None,
+        result: bytes | None = None,
+        phase: str | None = None,
+        started_after: int | None = None,
+    ) -> None:
         """Completed, dead or cancelled. The attempt that ended it stays in the row; one that ended earlier has its own record."""
         attempt = row.state == RUNNING
         self._leave_lease(row)
+        flags = row.flags & ~(CANCEL | AWAITS | SEALED)
         self.step.db.execute(
-            queries.set_ended,
-            (state, self.step.now, row.failures, row.crashes, row.executions, row.flags & ~(CANCEL | AWAITS | SEALED), phase, attempt, row.seq),
+            queries.set_ended, (state, self.step.now, row.failures, row.crashes, row.executions, flags, phase, attempt, started_after, row.seq)
         )
         if error is not None or result is not None:
             self.step.db.execute(queries.set_ending, (row.seq, result, encode_error(error)))
@@ -157,10 +167,21 @@ class Moves:
     # What a transition owes
 
     def _leave_lease(self, row: Row) -> None:
+        """Its slot returns. A lane looks for its next task when a waiting one left it, or the one that its order waited for."""
         if row.lane > 0:
             if row.state == RUNNING:
                 self.freed[row.lane] = self.freed.get(row.lane, 0) + 1
-            self.stirred.add(row.lane)
+            if row.state != RUNNING or row.flags & ORDERED:
+                self.stirred.add(row.lane)
+
+    def completed(self, seq: int, flags: int, lane: int) -> None:
+        """What the end of a task owes that was written without reading its row."""
+        if flags & WAITED:
+            self.fallen.append((seq, COMPLETED))
+        if lane > 0:
+            self.freed[lane] = self.freed.get(lane, 0) + 1
+            if flags & ORDERED:
+                self.stirred.add(lane)
 
     def _let_go(self, row: Row, state: int) -> None:
         if row.flags & (UNIQUE_ENDED | UNIQUE_STARTED):
@@ -173,8 +194,10 @@ class Moves:
     def _arrived(self, row: Row, state: int, error: ErrorInfo | None = None) -> None:
         row.state = state
         row.version += 1
-        if row.lane < 0 and state < RUNNING:
+        if state < RUNNING:
             self.step.woke = True
+            if row.lane > 0:
+                self.stirred.add(row.lane)
         data: dict[str, Any] = {"type": row.type, "queue": row.queue}
         if error is not None:
             data["error"] = error.code
@@ -189,8 +212,7 @@ class Moves:
             lanes.give_back(self.step, self.freed)
             self.freed = {}
         if self.stirred:
-            lanes.refresh(self.step, self.stirred)
-            self.step.woke = True
+            lanes.refresh(self.step, self.stirred, left=True)
             self.stirred = set()
         return more
 

@@ -19,8 +19,8 @@ UPDATE taskmill_task SET state = 4, ready_at = ?1, flags = ?2, open_edges = ?3, 
 -- name: set_ended
 -- ?8: an attempt ended it; its lease stays in the row as the record of that attempt.
 UPDATE taskmill_task SET state = ?1, finished_at = ?2, updated_at = ?2, failures = ?3, crashes = ?4, executions = ?5, flags = ?6, phase = coalesce(?7, phase), awaits = NULL,
-  token = CASE WHEN ?8 THEN token END, worker = CASE WHEN ?8 THEN worker END, version = version + 1
-WHERE seq = ?9;
+  token = CASE WHEN ?8 THEN token END, worker = CASE WHEN ?8 THEN worker END, started_at = coalesce(claimed_at + ?9, started_at), version = version + 1
+WHERE seq = ?10;
 
 -- name: set_ending
 INSERT INTO taskmill_ending (seq, result, error) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET result = excluded.result, error = excluded.error;

@@ -113,6 +113,7 @@ CREATE TABLE taskmill_lane (
 );
 CREATE INDEX taskmill_lane_open ON taskmill_lane (share, top DESC, head_at, head_seq) WHERE top IS NOT NULL AND shut IS NULL;
 CREATE INDEX taskmill_lane_shut ON taskmill_lane (shut, top DESC, head_at, head_seq) WHERE top IS NOT NULL AND shut IS NOT NULL;
+CREATE INDEX taskmill_lane_needs ON taskmill_lane (queue) WHERE needs <> '' AND top IS NOT NULL AND shut IS NULL AND limits <> '[]';
 CREATE INDEX taskmill_lane_idle ON taskmill_lane (id) WHERE top IS NULL;
 
 CREATE TABLE taskmill_counter (                      -- one per limit in use: what is counted against it

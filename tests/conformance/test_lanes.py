@@ -342,7 +342,6 @@ async def test_a_closed_lane_holds_nobody_up(engine: Engine) -> None:
     assert ids_of(await one.claim(10)) == [closed[0], *plain]
 
 
-@pytest.mark.heard_only("about size, not about answers")
 async def test_a_very_long_closed_lane_is_not_looked_at(engine: Engine) -> None:
     one = await worker(engine)
     await limit(engine, "one", cap=1)

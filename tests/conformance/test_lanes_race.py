@@ -61,6 +61,9 @@ class History:
     leases: dict[int, Lease] = field(default_factory=dict)
     applied: dict[str, list[Ending]] = field(default_factory=lambda: defaultdict(list))
     late: list[Claimed] = field(default_factory=list)
+    dead: set[int] = field(default_factory=set)
+    too_late: int = 0
+    lost: int = 0
 
     def claimed(self, task: Claimed) -> None:
         assert task.token not in self.leases, "a token was given twice"
@@ -72,6 +75,7 @@ class History:
             for attempt in await engine.attempts(id):
                 if attempt.outcome == "crashed" and attempt.ended_at is not None:
                     self.leases[attempt.token].until = attempt.ended_at
+                    self.lost += attempt.token in self.dead
 
     def over_caps(self) -> list[str]:
         """Every moment at which more leases stood at a limit than its cap."""
@@ -124,7 +128,7 @@ class Claimer:
             return
         for task in list(self.one.held.values()):
             await self.end(task)
-        if self.history.late and self.chance.random() < 0.5:
+        if self.history.late and self.chance.random() < 0.04:
             await self.end_late()
 
     async def end(self, task: Claimed) -> None:
@@ -138,6 +142,7 @@ class Claimer:
         for task in self.one.held.values():
             self.history.leases[task.token].until = self.history.clock.now()
             self.history.late.append(task)
+            self.history.dead.add(task.token)
         self.one = await worker(self.engine)
 
     async def end_late(self) -> None:
@@ -145,6 +150,7 @@ class Claimer:
         task = self.history.late.pop(self.chance.randrange(len(self.history.late)))
         now = self.history.clock.now()
         answer = await self.one.finish(task)
+        self.history.too_late += len(answer.refused)
         if not answer.refused:
             self.history.leases[task.token].until = now
             self.history.applied[task.id].append(Ending.COMPLETED)
@@ -180,6 +186,8 @@ async def test_no_limit_is_exceeded_under_racing_claimers(store: Store, engine: 
             clock.advance("500ms")
     assert {task.state for task in await all_tasks(engine)} == {State.COMPLETED}
     await history.crashes(engine)
+    assert history.lost > 0
+    assert history.too_late > 0
     assert history.over_caps() == []
     assert history.over_rates() == []
     assert all(endings.count(Ending.COMPLETED) == 1 for endings in history.applied.values())

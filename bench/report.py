@@ -17,7 +17,7 @@ import apsw
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["MEMORY", "Figure", "Plan", "at_least", "at_most", "file_system", "information", "percentile", "show", "summary", "write_json"]
+__all__ = ["MEMORY", "Figure", "Plan", "at_most", "file_system", "information", "percentile", "rates", "show", "summary", "write_json"]
 
 MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 """File systems on which a commit reaches no disk: nothing measured there is judged."""
@@ -35,6 +35,8 @@ class Figure:
     target: float | None = None
     sides: Mapping[str, float] = field(default_factory=dict)
     how: str = ""
+    rounds: Sequence[float] = ()
+    """The same of every round by itself: how far to trust the value."""
 
     @property
     def met(self) -> bool | None:
@@ -48,9 +50,11 @@ class Figure:
         return None
 
 
-def at_least(section: str, name: str, target: float, sides: Mapping[str, float], how: str = "") -> Figure:
-    """The first side over the second, which should not fall below the target."""
-    return Figure(section, name, _over(sides), "x", ">=", target, sides, how)
+def rates(section: str, name: str, target: float | None, sides: Mapping[str, Sequence[float]], how: str = "") -> Figure:
+    """The best of the first side's rounds over the best of the second's, which should not fall below the target."""
+    best = {side: max(values) for side, values in sides.items()}
+    rounds = [first / second for first, second in zip(*sides.values(), strict=True)]
+    return Figure(section, name, _over(best), "x", ">=" if target is not None else "", target, best, how, rounds)
 
 
 def at_most(section: str, name: str, target: float, sides: Mapping[str, float], how: str = "") -> Figure:
@@ -109,13 +113,29 @@ def show(figures: Sequence[Figure], plan: Plan) -> None:
     console = Console(width=None if sys.stdout.isatty() else 170, highlight=False)
     kind = file_system(plan.directory)
     table = Table(title="Ratios of one run", caption=_caption(plan, kind), title_justify="left", caption_justify="left")
-    for heading, justify in (("section", "left"), ("measure", "left"), ("result", "right"), ("target", "right"), ("", "left"), ("sides", "left")):
+    for heading, justify in (
+        ("section", "left"),
+        ("measure", "left"),
+        ("result", "right"),
+        ("rounds", "right"),
+        ("target", "right"),
+        ("", "left"),
+        ("sides", "left"),
+    ):
         table.add_column(heading, justify="right" if justify == "right" else "left", overflow="fold")
     last = ""
     for figure in figures:
         if last and figure.section != last:
             table.add_section()
-        table.add_row("" if figure.section == last else figure.section, figure.name, _result(figure), _target(figure), _verdict(figure, kind), _sides(figure))
+        table.add_row(
+            "" if figure.section == last else figure.section,
+            figure.name,
+            _result(figure),
+            _rounds(figure),
+            _target(figure),
+            _verdict(figure, kind),
+            _sides(figure),
+        )
         last = figure.section
     console.print(table)
     console.print(summary(figures, kind))
@@ -134,6 +154,10 @@ def _number(value: float, unit: str) -> str:
 
 def _result(figure: Figure) -> str:
     return _number(figure.value, figure.unit)
+
+
+def _rounds(figure: Figure) -> str:
+    return "" if len(figure.rounds) < 2 else f"{_number(min(figure.rounds), 'x')}–{_number(max(figure.rounds), 'x')}"
 
 
 def _target(figure: Figure) -> str:

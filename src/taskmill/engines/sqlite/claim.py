@@ -394,6 +394,8 @@ class _QueuePicker:
             weight = max(1, self.settings.weights.get(name, 1)) if self.settings is not None else 1
             self.step.db.execute(queries.set_turn, (turn + took * TURN // weight, share))
             self.step.db.execute(queries.set_queue_turn, (turn, self.id))
+            if not lanes.nothing_shut(self.step):
+                self.step.db.execute(queries.set_stand_turn, (turn + took * TURN // weight, share))
         else:
             self.dry.add((share, priority))
             self.passed[share] = name

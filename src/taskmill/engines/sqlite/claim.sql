@@ -48,6 +48,9 @@ SELECT turn FROM taskmill_share WHERE id = ?;
 -- name: set_turn
 UPDATE taskmill_share SET turn = ? WHERE id = ?;
 
+-- name: set_stand_turn
+UPDATE taskmill_stand SET turn = ? WHERE share = ?;
+
 -- name: queue_turn
 SELECT turn FROM taskmill_queue WHERE id = ?;
 

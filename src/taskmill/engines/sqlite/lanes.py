@@ -99,17 +99,19 @@ class Limit:
 def refresh(step: Step, lanes: Iterable[int], *, left: bool = False) -> None:
     """Look again what is next in these lanes, after tasks came to them or, `left`, were taken out otherwise than by a claim."""
     shares: set[int] = set()
-    names: set[str] = set()
+    names: set[tuple[str, int]] = set()
     for number in lanes:
         lane = step.lane(number)
         if _refresh_lane(step, number, lane.order_key):
             shares.add(lane.share)
-            names.update(lane.limits)
+            names.update((name, lane.share) for name in lane.limits)
     for share in shares:
         refresh_share(step, share)
-    if left:  # a lane that was opened for its best task may have lost it: the room goes to whoever is best now
-        for name in names:
-            wake(step, Limit(step, name))
+    if left and not nothing_shut(step):  # a lane that was opened for its best task may have lost it: the room goes to whoever is best now
+        for name, share in names:
+            limit = Limit(step, name)
+            _stand(step, limit.id, share)
+            wake(step, limit)
 
 
 def advance(step: Step, lane: int, head_at: int, head_seq: int) -> None:
@@ -145,7 +147,7 @@ def refresh_share(step: Step, share: int) -> None:
 def nothing_shut(step: Step) -> bool:
     """No lane stands at any limit: looked up once, for most steps it spares all the rest."""
     if step.nothing_shut is None:
-        step.nothing_shut = step.db.execute(queries.all_shut).fetchone() is None
+        step.nothing_shut = step.db.execute(queries.any_stand).fetchone() is None
     return step.nothing_shut
 
 
@@ -153,8 +155,18 @@ def shut(step: Step, lane: int, share: int, limit: Limit) -> None:
     """The lane stands at this limit until it has room."""
     step.db.execute(queries.shut, (limit.id, lane))
     step.nothing_shut = False
+    _stand(step, limit.id, share)
     refresh_share(step, share)
     arm(step, limit)
+
+
+def _stand(step: Step, counter: int, share: int) -> None:
+    """How a share stands at a limit: with the best of its lanes that are shut there, or not at all."""
+    top = step.db.execute(queries.standing_top, (counter, share)).fetchone()[0]
+    if top is None:
+        step.db.execute(queries.stand_no_more, (counter, share))
+    else:
+        step.db.execute(queries.stand, (counter, share, top))
 
 
 def arm(step: Step, limit: Limit) -> None:
@@ -165,20 +177,29 @@ def arm(step: Step, limit: Limit) -> None:
 
 
 def wake(step: Step, limit: Limit) -> int:
-    """Open as many of the lanes that stand at a limit as it has room for, the best first."""
+    """Open as many of the lanes that stand at a limit as it has room for: in every queue the best, and between shares in turn."""
     if nothing_shut(step):
         return 0
-    room = limit.room
-    if room == 0:
-        if step.db.execute(queries.any_shut, (limit.id,)).fetchone():
-            arm(step, limit)
+    queues = step.db.execute(queries.standing_queues, (limit.id,)).fetchall()
+    room = min(limit.room, 1_000)
+    if queues and room == 0:
+        arm(step, limit)
         return 0
-    opened = step.db.execute(queries.open_best, (limit.id, min(room, 1_000))).fetchall()
-    for share in {share for (share,) in opened}:
-        refresh_share(step, share)
+    opened = sum(_open_best(step, limit.id, queue, room) for (queue,) in queues)
     if opened:
         step.woke = True
-    return len(opened)
+    return opened
+
+
+def _open_best(step: Step, counter: int, queue: int, room: int) -> int:
+    shares = step.db.execute(queries.best_shares, (counter, queue, room)).fetchall()
+    each = -(-room // len(shares))
+    opened = 0
+    for (share,) in shares:
+        opened += len(step.db.execute(queries.open_best, (counter, share, each)).fetchall())
+        _stand(step, counter, share)
+        refresh_share(step, share)
+    return opened
 
 
 def give_back(step: Step, ended: dict[int, int]) -> None:

@@ -55,19 +55,33 @@ UPDATE taskmill_start SET at = at - ?1 WHERE counter = ?2;
 -- name: wake_at
 UPDATE taskmill_counter SET wake_at = ? WHERE id = ?;
 
--- name: all_shut
-SELECT 1 FROM taskmill_lane INDEXED BY taskmill_lane_shut WHERE shut IS NOT NULL AND top IS NOT NULL LIMIT 1;
+-- name: any_stand
+SELECT 1 FROM taskmill_stand LIMIT 1;
+
+-- name: standing_queues
+SELECT DISTINCT queue FROM taskmill_stand WHERE counter = ?;
+
+-- name: best_shares
+SELECT share FROM taskmill_stand WHERE counter = ? AND queue = ? ORDER BY top DESC, turn, share LIMIT ?;
+
+-- name: standing_top
+SELECT max(top) FROM taskmill_lane INDEXED BY taskmill_lane_shut WHERE shut = ? AND share = ? AND shut IS NOT NULL AND top IS NOT NULL;
+
+-- name: stand
+INSERT INTO taskmill_stand (counter, share, queue, turn, top) SELECT ?1, id, queue, turn, ?3 FROM taskmill_share WHERE id = ?2
+ON CONFLICT DO UPDATE SET top = excluded.top, turn = excluded.turn;
+
+-- name: stand_no_more
+DELETE FROM taskmill_stand WHERE counter = ? AND share = ?;
 
 -- name: advance_head
 UPDATE taskmill_lane SET head_at = ?, head_seq = ? WHERE id = ?;
 
--- name: any_shut
-SELECT 1 FROM taskmill_lane INDEXED BY taskmill_lane_shut WHERE shut = ? AND top IS NOT NULL LIMIT 1;
-
 -- name: open_best
 UPDATE taskmill_lane SET shut = NULL WHERE id IN (
-  SELECT id FROM taskmill_lane INDEXED BY taskmill_lane_shut WHERE shut = ?1 AND shut IS NOT NULL AND top IS NOT NULL ORDER BY top DESC, head_at, head_seq LIMIT ?2)
-RETURNING share;
+  SELECT id FROM taskmill_lane INDEXED BY taskmill_lane_shut
+  WHERE shut = ?1 AND share = ?2 AND shut IS NOT NULL AND top IS NOT NULL ORDER BY top DESC, head_at, head_seq LIMIT ?3)
+RETURNING id;
 
 -- name: due
 SELECT lane, id, type, queue, version + (state = 4), state = 4, seq FROM taskmill_task INDEXED BY taskmill_task_due

@@ -94,4 +94,4 @@ DELETE FROM taskmill_start WHERE counter = ? AND at <= ?;
 
 -- name: forget_counter
 DELETE FROM taskmill_counter WHERE id = ?1 AND running = 0 AND NOT EXISTS (SELECT 1 FROM taskmill_start WHERE counter = ?1)
-  AND NOT EXISTS (SELECT 1 FROM taskmill_lane WHERE shut = ?1) RETURNING 1;
+  AND NOT EXISTS (SELECT 1 FROM taskmill_stand WHERE counter = ?1) AND NOT EXISTS (SELECT 1 FROM taskmill_lane WHERE shut = ?1) RETURNING 1;

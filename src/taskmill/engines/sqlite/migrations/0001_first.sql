@@ -112,9 +112,20 @@ CREATE TABLE taskmill_lane (
   UNIQUE (queue, share, limits, order_key, type)
 );
 CREATE INDEX taskmill_lane_open ON taskmill_lane (share, top DESC, head_at, head_seq) WHERE top IS NOT NULL AND shut IS NULL;
-CREATE INDEX taskmill_lane_shut ON taskmill_lane (shut, top DESC, head_at, head_seq) WHERE top IS NOT NULL AND shut IS NOT NULL;
+CREATE INDEX taskmill_lane_shut ON taskmill_lane (shut, share, top DESC, head_at, head_seq) WHERE top IS NOT NULL AND shut IS NOT NULL;
 CREATE INDEX taskmill_lane_needs ON taskmill_lane (queue) WHERE needs <> '' AND top IS NOT NULL AND shut IS NULL AND limits <> '[]';
 CREATE INDEX taskmill_lane_idle ON taskmill_lane (id) WHERE top IS NULL;
+
+CREATE TABLE taskmill_stand (               -- shares that have lanes shut at a limit, so that its room goes round in turn
+  counter INTEGER NOT NULL,
+  share   INTEGER NOT NULL,
+  queue   INTEGER NOT NULL,
+  turn    INTEGER NOT NULL,                 -- the share's
+  top     INTEGER NOT NULL,                 -- the best priority of those lanes
+  PRIMARY KEY (counter, share)
+) WITHOUT ROWID;
+CREATE INDEX taskmill_stand_best ON taskmill_stand (counter, queue, top DESC, turn, share);
+CREATE INDEX taskmill_stand_share ON taskmill_stand (share);
 
 CREATE TABLE taskmill_counter (                      -- one per limit in use: what is counted against it
   id      INTEGER PRIMARY KEY,

@@ -238,10 +238,21 @@ class Play:
         assert alive == []
 
 
-@pytest.mark.parametrize("shares", [1, 3])
-@pytest.mark.parametrize("seed", range(6))
-async def test_a_claim_takes_what_is_next(engine: Engine, clock: ManualClock, seed: int, shares: int) -> None:
+async def live(engine: Engine, clock: ManualClock, seed: int, shares: int) -> None:
     play = Play(engine, clock, seed, shares)
     await play.begin()
     await play.run()
     await play.end()
+
+
+@pytest.mark.parametrize("shares", [1, 3])
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_claim_takes_what_is_next(engine: Engine, clock: ManualClock, seed: int, shares: int) -> None:
+    await live(engine, clock, seed, shares)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("shares", [1, 3])
+@pytest.mark.parametrize("seed", range(600, 700))
+async def test_many_lives(engine: Engine, clock: ManualClock, seed: int, shares: int) -> None:
+    await live(engine, clock, seed, shares)

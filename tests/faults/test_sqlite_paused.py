@@ -1,0 +1,79 @@
+"""A worker that is paused past its lease: it comes back with empty hands, and what it held was done once, by another."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskmill import codec
+from taskmill.clock import SECOND, ManualClock
+from taskmill.engine import Joining, Room
+from taskmill.engines.sqlite.engine import SQLiteEngine
+from taskmill.task import NewTask
+from tests.faults.judging import judge
+from tests.faults.processes import started
+from tests.faults.workload import TYPES, client_of, prepare
+from tests.history import Bounds, events
+
+LEASE = SECOND
+
+
+async def test_a_worker_paused_past_its_lease(tmp_path: Path) -> None:
+    store, history = tmp_path / "store.db", tmp_path / "history"
+    tasks = [NewTask(type=kind, payload=codec.encode({"do": "complete", "user": "ann"})) for kind in ("plain", "capped", "lined")]
+    async with client_of(store, history) as client:
+        await prepare(client)
+        await client.submit(tasks)
+        async with started("sit", store, history, "--lease", LEASE, "--batches", 3) as paused:
+            held = await paused.hear("claimed")
+            paused.tell("pause")
+            await paused.hear("pausing")
+            async with started("work", store, history, "--lease", LEASE, "--wait") as other:
+                for task in held:
+                    assert await client.engine.wait([task], 60 * SECOND), "nobody took it over"
+                paused.resume()
+                answers = await paused.hear("answers")
+                await paused.done()
+                await other.done()
+    recorded, reads = await judge(store, history, Bounds(lease=LEASE // 2, max_crashes=1_000))
+    assert sorted(held) == sorted(task.id for task in tasks)
+    assert answers == ["stale_lease"] * 3
+    assert {event.answer for event in recorded if isinstance(event, events.Finish) and event.outcome == "checkpoint"} == {"stale"}
+    assert {(read.state, read.crashes, read.executions) for read in reads.values()} == {("completed", 1, 2)}
+
+
+async def test_a_beat_that_comes_before_the_verdict_is_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker was silent for too long, then beats and is told that it holds its leases: a recovery that judged it before must not take them."""
+    clock = ManualClock()
+    worker, recoverer = (SQLiteEngine(tmp_path / "store.db", clock=clock) for _ in range(2))
+    await worker.open()
+    await recoverer.open()
+    await worker.join(Joining(worker="w", queues=("default",), types=TYPES))
+    await worker.submit([NewTask(type="plain", payload=b'{"do": "complete"}')])
+    (claimed,) = (await worker.claim("w", 1, ("default",), Room(1))).tasks
+    await recoverer.recover_lost()
+    for _ in range(2):
+        clock.advance("3s")
+        if clock.monotonic() - 1_000 * SECOND < 5 * SECOND:
+            await recoverer.recover_lost()
+    judged, go_on = asyncio.Event(), asyncio.Event()
+    write = recoverer._write
+
+    async def wait_for_the_lock(step: Any) -> Any:
+        judged.set()
+        await go_on.wait()
+        return await write(step)
+
+    monkeypatch.setattr(recoverer, "_write", wait_for_the_lock)
+    recovery = asyncio.create_task(recoverer.recover_lost())
+    await judged.wait()
+    beat = await worker.heartbeat("w", 1, [claimed.token])
+    go_on.set()
+    await recovery
+    after = await worker.heartbeat("w", 1, [claimed.token])
+    await worker.close()
+    await recoverer.close()
+    assert not beat.known or (after.known and after.lost == beat.lost)

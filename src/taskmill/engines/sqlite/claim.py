@@ -1,24 +1,19 @@
 """Claim: the tasks that are next, admitted by all their limits, become running under new tokens.
 
-Inside a queue the order is priority, then turn between shares, then age (promise 12). Most queues have nothing but their plain line, which is one
-ordered read. Where lanes are open, each visit asks the store for the best share, its oldest open lane, and takes at most a quantum from it; what it took
-is written before the next visit, so every visit sees the truth.
-
-A task in the way that this claim may not take (a type the worker does not know or has no room for) is moved into a lane of its own type, once; one that has
-expired is ended. Both are bounded, and `more` says when a bound was reached.
+What is taken and in which order is decided in `pick`; here the request is judged (new, repeated, of an unknown worker) and the answer is put together. The
+answer is built after the commit, when the write lock is no longer held: two processes can share a file only as far as their work does not lie under it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 
 from taskmill.engine import Claim, Claimed, Room
 from taskmill.engines.sqlite import lanes
+from taskmill.engines.sqlite.pick import FLAGS, LANE, SEQ, Found, Picker
 from taskmill.engines.sqlite.rows import (
     CHECKPOINTS,
     DEFAULT_RETRY,
@@ -28,59 +23,65 @@ from taskmill.engines.sqlite.rows import (
     ON_FAILURE,
     SIGNALS,
     STATES,
-    UNIQUE_STARTED,
     UNWIND,
     decode_meta,
     decode_names,
     decode_retry,
-    encode_names,
 )
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
-from taskmill.engines.sqlite.transitions import Moves, fall_slice, read_rows
+from taskmill.engines.sqlite.transitions import fall_slice
 from taskmill.errors import Conflict
-from taskmill.events import Kind
-from taskmill.task import EdgeResult, ErrorInfo, Signal
+from taskmill.task import EdgeResult, Signal
 
-__all__ = ["QUANTUM", "RESULTS", "claim"]
+__all__ = ["RESULTS", "answer", "claim"]
 
 queries = load("claim.sql")
 
-QUANTUM = 8
-"""Tasks of one lane before the next is looked at."""
 RESULTS = 1_000
 """Edges that come with a claimed task; `edges` pages through more."""
-MOST_PASSED_OVER = 1_000
-"""Tasks that one claim moves out of its way or ends because they have expired."""
-TURN = 1_000_000
-"""Virtual time of one task of a share with weight 1."""
-
-_NO_CHECKPOINTS: Mapping[str, bytes] = MappingProxyType({})
-
-Found = tuple[Any, ...]
-# seq, id, type, queue, priority, ready_at, version, executions, failures, crashes, flags, created_at, expires_at, tenant, must_end, phase, lane,
-# payload, retry, timeout, max_crashes, meta
-(SEQ, ID, TYPE, READY_AT, VERSION, EXECUTIONS, FLAGS, EXPIRES_AT, MUST_END, LANE, PAYLOAD) = (0, 1, 2, 5, 6, 7, 10, 12, 14, 16, 17)
 
 
-def claim(step: Step, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
+class Extras(msgspec.Struct, frozen=True):
+    """What few tasks bring along."""
+
+    limits: tuple[str, ...] = ()
+    checkpoints: Mapping[str, bytes] = MappingProxyType({})
+    signals: tuple[Signal, ...] = ()
+    results: tuple[EdgeResult, ...] = ()
+
+
+NO_EXTRAS = Extras()
+
+
+class Taken(msgspec.Struct):
+    """What a claim took, as it was read: (row, token, claimed_at, how much its start raised version and attempt), and extras by task."""
+
+    worker: str
+    rows: Sequence[tuple[Found, int, int, int]]
+    extras: dict[int, Extras]
+    next_at: int | None
+    more: bool
+
+
+def claim(step: Step, worker: str, request: int, queues: Sequence[str], room: Room) -> Taken:
     known = step.db.execute(queries.worker_types, (worker,)).fetchone()
     if known is None:
         raise Conflict(f"worker {worker} is not registered (any more)", code="unknown_worker", field="worker", hint="join under a new id")
     types, last = known
     if request <= last:  # asked again: what it still holds of that request; never anything new
-        held = step.db.execute(queries.held, (worker, request)).fetchall()
-        return Claim(tuple(_claimed(step, worker, row[:-2], row[-2], row[-1]) for row in held), more=True)
+        held = [(row[:-2], row[-2], row[-1], 0) for row in step.db.execute(queries.held, (worker, request)).fetchall()]
+        return Taken(worker, held, _extras(step, held), None, True)
     more = lanes.open_due(step)
     more |= fall_slice(step)
-    picker = _Picker(step, worker, request, decode_names(types), room)
+    picker = Picker(step, worker, request, decode_names(types), room)
     picker.pick([queue for queue in queues if queue not in step.settings.paused_queues])
     taken = picker.write()
     more |= picker.more
     if taken:
         step.db.execute(queries.note_request, (request, worker))
     next_at = None if more or picker.slots == 0 else _next_at(step, queues)
-    return Claim(taken, next_at, more)
+    return Taken(worker, taken, _extras(step, taken), next_at, more)
 
 
 def _next_at(step: Step, queues: Sequence[str]) -> int | None:
@@ -92,371 +93,38 @@ def _next_at(step: Step, queues: Sequence[str]) -> int | None:
     return min((time for time in times if time is not None and time < FAR), default=None)
 
 
-class _Picker:
-    """What one claim has taken so far, and what room is left."""
-
-    def __init__(self, step: Step, worker: str, request: int, types: Sequence[str], room: Room) -> None:
-        self.step = step
-        self.worker = worker
-        self.request = request
-        self.room = room
-        self.slots = room.slots
-        self.prefetch = room.prefetch
-        self.bytes = room.max_bytes
-        self.stuffed = False
-        self.rooms = {name: room.types.get(name, 1 << 30) for name in types if name not in step.settings.paused_types}
-        self.limits: dict[str, lanes.Limit] = {}
-        self.plain: list[Found] = []
-        self.answers: list[Claimed] = []
-        self.passed_over = 0
-        self.more = False
-
-    def pick(self, queues: Sequence[str]) -> None:
-        """Every queue gets an equal part first, then what others leave; the one that goes first changes with the request."""
-        start = self.request % len(queues) if queues else 0
-        turns = [_QueuePicker(self, queue) for queue in (*queues[start:], *queues[:start])]
-        part = -(-self.slots // len(turns)) if turns else 0
-        for turn in turns:
-            turn.pick(min(part, self.slots))
-        for turn in turns:
-            turn.pick(self.slots)
-        for turn in turns:
-            turn.pick_ahead()
-
-    def limit(self, name: str) -> lanes.Limit:
-        if name not in self.limits:
-            self.limits[name] = lanes.Limit(self.step, name)
-        return self.limits[name]
-
-    def types(self) -> str:
-        """The types that may still be taken, as statements want them."""
-        return encode_names(tuple(name for name, room in self.rooms.items() if room > 0))
-
-    def full(self) -> bool:
-        return self.slots <= 0 or self.stuffed
-
-    def fits(self, row: Found) -> bool:
-        """An answer has at most so many bytes, but at least one task."""
-        self.stuffed = len(row[PAYLOAD]) > self.bytes and bool(self.answers or self.plain or self.slots < self.room.slots)
-        self.more |= self.stuffed
-        return not self.stuffed
-
-    def take(self, row: Found) -> None:
-        self.slots -= 1
-        self.bytes -= len(row[PAYLOAD])
-        self.rooms[row[TYPE]] -= 1
-
-    def sort(self, rows: Sequence[Found], most: int) -> list[Found]:
-        """Take what may be taken, and get the rest out of the way."""
-        whole = self._take_whole(rows, most)
-        if whole:
-            return whole
-        took: list[Found] = []
-        expired: list[str] = []
-        foreign: list[Found] = []
-        for row in rows:
-            if row[EXPIRES_AT] is not None and row[EXPIRES_AT] <= self.step.now and row[MUST_END] is None:
-                expired.append(row[ID])
-            elif self.rooms.get(row[TYPE], 0) <= 0:
-                foreign.append(row)
-            elif len(took) < most and not self.full() and self.fits(row):
-                self.take(row)
-                took.append(row)
-        if expired:
-            self._expire(expired)
-        if foreign:
-            self._move(foreign)
-        return took
-
-    def _take_whole(self, rows: Sequence[Found], most: int) -> list[Found]:
-        """Nearly always nothing is in the way, and that is seen without looking at each row by itself."""
-        counts = Counter([row[TYPE] for row in rows])
-        size = sum([len(row[PAYLOAD]) for row in rows])
-        if len(rows) > min(most, self.slots) or size > self.bytes or self.stuffed:
-            return []
-        if any(self.rooms.get(name, 0) < n for name, n in counts.items()) or any(row[EXPIRES_AT] is not None for row in rows):
-            return []
-        for name, n in counts.items():
-            self.rooms[name] -= n
-        self.slots -= len(rows)
-        self.bytes -= size
-        return list(rows)
-
-    def _expire(self, tasks: list[str]) -> None:
-        self.passed_over += len(tasks)
-        moves = Moves(self.step)
-        for row in read_rows(self.step, tasks).values():
-            moves.cancel(row, ErrorInfo("expired", "its time was over before it could run"), reason="expired")
-        self.more |= moves.settle()
-
-    def _move(self, rows: list[Found]) -> None:
-        """Into the lane of their type: whoever may take them finds them there at their age, and nobody meets them again in vain."""
-        step = self.step
-        self.passed_over += len(rows)
-        stirred, moved = set(), []
-        for row in rows:
-            if row[LANE] < 0:
-                target = step.lane_id(-row[LANE], "", (), "", row[TYPE])
-            else:
-                lane = step.lane(row[LANE])
-                target = step.lane_id(lane.queue, step.share_name(lane.share), lane.limits, "", row[TYPE])
-                stirred.add(row[LANE])
-            moved.append((target, step.now, row[SEQ]))
-            stirred.add(target)
-        step.db.executemany(queries.move, moved)
-        lanes.refresh(step, stirred)
-
-    def start(self, rows: Sequence[Found]) -> None:
-        """Running, under new tokens; a unique key held only until the start is free."""
-        step, now = self.step, self.step.now
-        token = step.tokens(len(rows))
-        step.db.executemany(queries.start, [(token + n, self.worker, self.request, now, row[SEQ]) for n, row in enumerate(rows)])
-        for n, row in enumerate(rows):
-            if row[FLAGS] & UNIQUE_STARTED:
-                step.db.execute(queries.free_unique, (row[SEQ],))
-            self.answers.append(_claimed(step, self.worker, row, token + n, now, 1))
-            if step.listening:
-                step.event(Kind.STARTED, row[ID], row[VERSION] + 1, {"type": row[TYPE], "queue": row[3], "worker": self.worker, "attempt": row[EXECUTIONS] + 1})
-
-    def write(self) -> tuple[Claimed, ...]:
-        if self.plain:
-            self.start(self.plain)
-        for limit in self.limits.values():
-            limit.save()
-        for limit in self.limits.values():
-            lanes.wake(self.step, limit)
-        return tuple(self.answers)
-
-    def pass_on(self) -> bool:
-        """Room of the limits met so far that lanes which could not use it leave to others; True if a lane was opened."""
-        for limit in self.limits.values():
-            limit.save()
-        return sum(lanes.wake(self.step, limit) for limit in self.limits.values() if limit.room > 0) > 0
+def _extras(step: Step, taken: Sequence[tuple[Found, int, int, int]]) -> dict[int, Extras]:
+    return {row[SEQ]: _extra(step, row) for row, _, _, _ in taken if row[LANE] > 0 or row[FLAGS] & (CHECKPOINTS | SIGNALS | EDGES)}
 
 
-class _PlainLine:
-    """The plain line of a queue at one priority, read ahead in pieces."""
-
-    def __init__(self, picker: _Picker, queue: int, priority: int) -> None:
-        self.picker = picker
-        self.key = (-queue, priority)
-        self.rows: list[Found] = []
-        self.after = (-1, -1)
-        self.dry = False
-
-    def head(self, want: int) -> tuple[int, int] | None:
-        """The age of its next task: when it became ready, then the order of submission."""
-        if not self.rows and not self.dry:
-            step = self.picker.step
-            self.rows = step.db.execute(queries.plain, (*self.key, step.now, *self.after, max(want, QUANTUM))).fetchall()
-            self.dry = len(self.rows) < max(want, QUANTUM)
-            if self.rows:
-                self.after = (self.rows[-1][READY_AT], self.rows[-1][SEQ])
-        return (self.rows[0][READY_AT], self.rows[0][SEQ]) if self.rows else None
-
-    def take(self, most: int) -> int:
-        """Up to `most` of those read; they are written at the end, together."""
-        rows, self.rows = self.rows[:most], self.rows[most:]
-        took = self.picker.sort(rows, most)
-        self.picker.plain += took
-        return len(took)
+def _extra(step: Step, row: Found) -> Extras:
+    seq, flags, lane = row[SEQ], row[FLAGS], row[LANE]
+    return Extras(
+        limits=step.lane(lane).limits if lane > 0 else (),
+        checkpoints=dict(step.db.execute(queries.checkpoints, (seq,))) if flags & CHECKPOINTS else {},
+        signals=tuple(Signal(*found) for found in step.db.execute(queries.signals, (seq,))) if flags & SIGNALS else (),
+        results=_results(step, seq) if flags & EDGES else (),
+    )
 
 
-class _QueuePicker:
-    """One queue in a claim."""
-
-    def __init__(self, picker: _Picker, name: str) -> None:
-        self.picker = picker
-        self.step = picker.step
-        self.name = name
-        self.id = picker.step.queue(name)
-        self.settings = picker.step.settings.queues.get(name)
-        self.lines = [_PlainLine(picker, self.id, priority) for priority in range(4)]
-        self.dry: set[tuple[int, int]] = set()
-        self.passed: dict[int, str] = {}
-        self.quantum = QUANTUM if self.settings is not None and self.settings.priorities is not None else 1 << 30
-        self.want = 0
-
-    def pick(self, want: int) -> None:
-        self.want = want
-        if want <= 0:
-            return
-        self._pass_over_foreign()
-        if self.settings is not None and self.settings.priorities is not None:
-            self._pick_weighted(self.settings.priorities)
-        else:
-            self._pick_strict()
-
-    def pick_ahead(self) -> None:
-        """A few more of the plain line, so that the worker has the next at hand."""
-        picker = self.picker
-        while picker.prefetch > 0 and not picker.stuffed and picker.passed_over < MOST_PASSED_OVER:
-            line = next((line for line in reversed(self.lines) if line.head(picker.prefetch) is not None), None)
-            if line is None:
-                return
-            most = picker.prefetch
-            picker.slots += most
-            took = line.take(most)
-            picker.slots -= most - took
-            picker.prefetch -= took
-
-    def _pick_strict(self) -> None:
-        priority = 3
-        while priority >= 0 and self._can_go_on():
-            if not self._serve(priority):
-                priority = 3 if self._pass_on() else priority - 1
-
-    def _pick_weighted(self, weights: Sequence[int]) -> None:
-        """Priorities take turns by weight (critical first in the list); one that had nothing for a while has earned nothing."""
-        turns: list[int] = msgspec.json.decode(self.step.db.execute(queries.levels, (self.id,)).fetchone()[0])
-        left = {0, 1, 2, 3}
-        while left and self._can_go_on():
-            priority = min(left, key=lambda level: (turns[level], -level))
-            took = self._serve(priority)
-            if took:
-                floor = turns[priority]
-                turns[priority] += took * TURN // max(1, weights[3 - priority])
-                for level in left:
-                    turns[level] = max(turns[level], floor)
-            elif self._pass_on():
-                left = {0, 1, 2, 3}
-            else:
-                left.discard(priority)
-        self.step.db.execute(queries.set_levels, (msgspec.json.encode(turns).decode(), self.id))
-
-    def _pass_over_foreign(self) -> None:
-        """Open lanes that are not for this worker must not keep the room of their limits from those that are: as many more are opened."""
-        opened = True
-        while opened:
-            foreign = self.step.db.execute(queries.foreign_lanes, (self.id, self.picker.types())).fetchall()
-            for (names,) in foreign:
-                for limit in decode_names(names):
-                    self.picker.limit(limit)
-            opened = bool(foreign) and self.picker.pass_on()
-
-    def _pass_on(self) -> bool:
-        """If room that was left opened a lane, what was dry may have something again."""
-        opened = self.picker.pass_on()
-        if opened:
-            self._pass_over_foreign()
-            self.dry.clear()
-        return opened
-
-    def _can_go_on(self) -> bool:
-        if self.picker.passed_over >= MOST_PASSED_OVER:
-            self.picker.more = True
-            return False
-        return self.want > 0 and not self.picker.full()
-
-    def _serve(self, priority: int) -> int:
-        """Tasks of this priority from the share whose turn it is; 0 when nothing is left for this claim."""
-        while self._can_go_on():
-            share = self._next_share(priority)
-            if share is None:
-                return 0
-            took = self._serve_share(*share, priority)
-            self.want -= took
-            if took:
-                return took
-        return 0
-
-    def _next_share(self, priority: int) -> tuple[int, int, str, bool] | None:
-        """(id, turn, name, alone) of the share whose turn it is. Turns below the queue's own count as the queue's: idling earns no credit."""
-        shares = self._shares(priority)
-        if self.lines[priority].head(self.want) is not None and not any(name == "" for _, _, name in shares):
-            if not shares:
-                return 0, 0, "", True
-            plain = self.step.share(self.id, "")
-            shares.append((plain, self.step.db.execute(queries.turn, (plain,)).fetchone()[0], ""))
-        if not shares:
-            return None
-        floor = self.step.db.execute(queries.queue_turn, (self.id,)).fetchone()[0]
-        share, turn, name = min(shares, key=lambda row: (max(row[1], floor), row[0]))
-        return share, max(turn, floor), name, False
-
-    def _shares(self, priority: int) -> list[tuple[int, int, str]]:
-        """The first in turn, and those that stand under a higher priority because of tasks which are foreign to this worker."""
-        found: list[tuple[int, int, str]] = []
-        for row in self.step.db.execute(queries.shares, (self.id, priority)):
-            if (row[0], priority) not in self.dry:
-                found.append(row)
-                break
-        for share, name in self.passed.items():
-            if (share, priority) not in self.dry and self.step.db.execute(queries.any_lane, (share, priority)).fetchone():
-                found.append((share, self.step.db.execute(queries.turn, (share,)).fetchone()[0], name))
-        return found
-
-    def _serve_share(self, share: int, turn: int, name: str, alone: bool, priority: int) -> int:
-        if alone:
-            return self._serve_plain(priority, min(self.quantum, self.want))
-        took = self._serve_oldest(share, name, priority)
-        if took:
-            weight = max(1, self.settings.weights.get(name, 1)) if self.settings is not None else 1
-            self.step.db.execute(queries.set_turn, (turn + took * TURN // weight, share))
-            self.step.db.execute(queries.set_queue_turn, (turn, self.id))
-            if not lanes.nothing_shut(self.step):
-                self.step.db.execute(queries.set_stand_turn, (turn + took * TURN // weight, share))
-        else:
-            self.dry.add((share, priority))
-            self.passed[share] = name
-        return took
-
-    def _serve_plain(self, priority: int, most: int) -> int:
-        """From the plain line, past what is not for this worker; if all of a piece was not, the next piece."""
-        line = self.lines[priority]
-        while line.head(most) is not None and self._can_go_on():
-            took = line.take(min(most, self.want))
-            if took:
-                return took
-        return 0
-
-    def _serve_oldest(self, share: int, name: str, priority: int) -> int:
-        """The oldest ready task of a share, and what follows it in the same lane, up to a quantum."""
-        while self._can_go_on():
-            lane = self.step.db.execute(queries.oldest_lane, (share, priority, self.picker.types())).fetchone()
-            plain = self.lines[priority].head(self.want) if name == "" else None
-            if lane is None and plain is None:
-                return 0
-            if lane is None or (plain is not None and plain < lane[1:]):
-                took = self.lines[priority].take(min(QUANTUM, self.want))
-            else:
-                took = self._serve_lane(lane[0], share, priority)
-            if took:
-                return took
-        return 0
-
-    def _serve_lane(self, number: int, share: int, priority: int) -> int:
-        picker, step = self.picker, self.step
-        lane = step.lane(number)
-        limits = [picker.limit(name) for name in lane.limits]
-        for limit in limits:
-            if limit.room == 0:
-                lanes.shut(step, number, share, limit)
-                return 0
-        following: list[Found] = []
-        if lane.order_key:
-            rows = step.db.execute(queries.ordered, (number,)).fetchall()
-        else:
-            most = min([QUANTUM, self.want, *(limit.room for limit in limits)])
-            rows = step.db.execute(queries.lane, (number, priority, most + 1)).fetchall()
-            following = rows[most:]
-            del rows[most:]
-        took = picker.sort(rows, len(rows))
-        if took:
-            picker.start(took)
-            for limit in limits:
-                limit.start(len(took))
-        if following and len(took) == len(rows):  # the next one was read along: the lane stays as open as it was
-            lanes.advance(step, number, following[0][READY_AT], following[0][SEQ])
-        else:
-            lanes.refresh(step, (number,))
-        return len(took)
+def _results(step: Step, seq: int) -> tuple[EdgeResult, ...]:
+    rows = step.db.execute(queries.results, (seq, RESULTS))
+    return tuple(EdgeResult(task, ON_FAILURE[on_failure], None if outcome is None else STATES[outcome], result) for task, on_failure, outcome, result in rows)
 
 
-def _claimed(step: Step, worker: str, row: Found, token: int, claimed_at: int, started: int = 0) -> Claimed:
-    """`started` 1: the row was read before its start raised version and attempt."""
+def answer(taken: Taken) -> Claim:
+    """The claim's answer; needs no store."""
+    extras = taken.extras
+    tasks = [
+        _claimed(taken.worker, row, token, claimed_at, raised, extras.get(row[SEQ], NO_EXTRAS) if extras else NO_EXTRAS)
+        for row, token, claimed_at, raised in taken.rows
+    ]
+    return Claim(tuple(tasks), taken.next_at, taken.more)
+
+
+def _claimed(worker: str, row: Found, token: int, claimed_at: int, raised: int, extras: Extras) -> Claimed:
     (
-        seq, task, type_name, queue, priority, _, version, executions, failures, crashes, flags, created_at, expires_at, tenant, must_end, phase, lane,
+        _, task, type_name, queue, priority, _, version, executions, failures, crashes, flags, created_at, expires_at, tenant, must_end, phase, _,
         payload, retry, timeout, max_crashes, text,
     ) = row  # fmt: skip
     return Claimed(
@@ -466,29 +134,24 @@ def _claimed(step: Step, worker: str, row: Found, token: int, claimed_at: int, s
         payload=payload,
         worker=worker,
         token=token,
-        attempt=executions + started,
+        attempt=executions + raised,
         claimed_at=claimed_at,
         priority=priority,
         failures=failures,
         crashes=crashes,
         max_crashes=max_crashes,
-        version=version + started,
+        version=version + raised,
         created_at=created_at,
         retry=DEFAULT_RETRY if retry is None else decode_retry(retry),
         timeout=timeout,
         expires_at=expires_at,
         tenant=tenant,
-        limits=step.lane(lane).limits if lane > 0 else (),
+        limits=extras.limits,
         unwind=bool(flags & UNWIND),
         must_end=must_end,
         phase=phase,
         headers=NO_META.headers if text is None else decode_meta(text).headers,
-        checkpoints=dict(step.db.execute(queries.checkpoints, (seq,))) if flags & CHECKPOINTS else _NO_CHECKPOINTS,
-        signals=tuple(Signal(*found) for found in step.db.execute(queries.signals, (seq,))) if flags & SIGNALS else (),
-        results=_results(step, seq) if flags & EDGES else (),
+        checkpoints=extras.checkpoints,
+        signals=extras.signals,
+        results=extras.results,
     )
-
-
-def _results(step: Step, seq: int) -> tuple[EdgeResult, ...]:
-    rows = step.db.execute(queries.results, (seq, RESULTS))
-    return tuple(EdgeResult(task, ON_FAILURE[on_failure], None if outcome is None else STATES[outcome], result) for task, on_failure, outcome, result in rows)

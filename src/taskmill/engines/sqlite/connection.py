@@ -159,7 +159,7 @@ class WriteLock:
             while not _try(self._write):
                 if time.monotonic() > deadline:
                     raise _busy()
-                time.sleep(random.uniform(0.0001, 0.0003))
+                time.sleep(random.uniform(0.00005, 0.0001))
         finally:
             os.close(turn)
 

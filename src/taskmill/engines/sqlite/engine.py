@@ -50,9 +50,8 @@ from taskmill.engine import (
     Term,
     Transaction,
 )
-from taskmill.engines.sqlite import admin, finish, inspect, migrate, recover, settings, submit
+from taskmill.engines.sqlite import admin, claim, finish, inspect, migrate, recover, settings, submit
 from taskmill.engines.sqlite.check import check
-from taskmill.engines.sqlite.claim import claim
 from taskmill.engines.sqlite.connection import WriteLock, check_path, connect, translate
 from taskmill.engines.sqlite.live import Live
 from taskmill.engines.sqlite.sql import Database
@@ -263,7 +262,8 @@ class SQLiteEngine:
     async def claim(self, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
         for queue in queues:
             check_name(queue, "queues")
-        return await self._write(lambda step: claim(step, worker, request, queues, room))
+        self._check_open()
+        return await self._writer.run_then(lambda step: claim.claim(step, worker, request, queues, room), claim.answer)
 
     async def finish(self, outcomes: Sequence[Outcome], *, tx: Transaction | None = None) -> Finished:
         finish.check_outcomes(outcomes)

@@ -19,6 +19,7 @@ from taskmill.engines.sqlite.rows import (
     EDGES,
     FAR,
     ON_FAILURE_NUMBERS,
+    ORDERED,
     RETRYING,
     RUNNING,
     SCHEDULED,
@@ -51,6 +52,8 @@ ATTEMPT_OUTCOMES = {
 }
 
 
+CARELESS = ORDERED | EDGES | WAITED | CHECKPOINTS
+"""Flags that make no difference to an end."""
 TERMINAL_ENDINGS = {Ending.COMPLETED, Ending.DEAD, Ending.CANCELLED}
 ENDINGS = {COMPLETED: Ending.COMPLETED, DEAD: Ending.DEAD, CANCELLED: Ending.CANCELLED}
 
@@ -81,20 +84,48 @@ def _finish_plain(step: Step, moves: Moves, outcomes: Sequence[Outcome]) -> Sequ
     plain = [outcome for outcome in outcomes if outcome.ending is Ending.COMPLETED and not outcome.then]
     if not plain:
         return outcomes
-    now = step.now
-    ended = step.db.executemany(
-        queries.complete_plain, [(now, outcome.started_after, outcome.task, outcome.token, outcome.worker) for outcome in plain]
-    ).fetchall()
     step.ended = True
+    if _finish_known(step, moves, plain):
+        return [] if len(plain) == len(outcomes) else [outcome for outcome in outcomes if outcome.ending is not Ending.COMPLETED or outcome.then]
+    ended = step.db.executemany(
+        queries.complete_plain, [(step.now, outcome.started_after, outcome.task, outcome.token, outcome.worker) for outcome in plain]
+    ).fetchall()
     for _, seq, flags, lane in ended:
-        if flags or lane > 0:
-            moves.completed(seq, flags, lane)
-    results = [outcome for outcome in plain if outcome.result is not None]
-    if len(ended) == len(plain) == len(outcomes) and not results:
-        return ()
+        moves.completed(seq, flags, lane)
     seqs = {row[0]: row[1] for row in ended}
-    step.db.executemany(queries.add_result, [(seqs[outcome.task], outcome.result) for outcome in results if outcome.task in seqs])
+    _keep_results(step, [(seqs[outcome.task], outcome.result) for outcome in plain if outcome.task in seqs])
     return [outcome for outcome in outcomes if outcome.task not in seqs or outcome.ending is not Ending.COMPLETED]
+
+
+def _finish_known(step: Step, moves: Moves, plain: Sequence[Outcome]) -> bool:
+    """All of them at once, if every row is still as this process claimed it: found by number, nothing read back. Else nothing is done."""
+    known = [(step.leases.pop(outcome.token, None), outcome) for outcome in plain]
+    rows = [
+        (step.now, outcome.started_after, lease[0], outcome.token, outcome.worker, lease[2])
+        for lease, outcome in known
+        if lease is not None and lease[1] == outcome.task and not lease[2] & ~CARELESS
+    ]
+    if len(rows) < len(plain):
+        return False
+    before = step.db.total_changes()
+    step.db.execute("SAVEPOINT known")
+    step.db.executemany(queries.complete_known, rows)
+    complete = step.db.total_changes() - before == len(rows)
+    if not complete:
+        step.db.execute("ROLLBACK TO known")
+    step.db.execute("RELEASE known")
+    if complete:
+        for lease, _ in known:
+            if lease is not None and (lease[2] or lease[3] > 0):
+                moves.completed(lease[0], lease[2], lease[3])
+        _keep_results(step, [(row[2], outcome.result) for row, outcome in zip(rows, plain, strict=True)])
+    return complete
+
+
+def _keep_results(step: Step, results: Sequence[tuple[int, bytes | None]]) -> None:
+    kept = [row for row in results if row[1] is not None]
+    if kept:
+        step.db.executemany(queries.add_result, kept)
 
 
 def _apply(moves: Moves, row: Row | None, outcome: Outcome, instead: dict[str, State]) -> Refusal | None:

@@ -4,6 +4,11 @@ UPDATE taskmill_task SET state = 5, finished_at = ?1, updated_at = ?1, started_a
 WHERE id = ?3 AND token = ?4 AND worker = ?5 AND +state = 3 AND flags & ~561 = 0
 RETURNING id, seq, flags, lane;
 
+-- name: complete_known
+-- As it was when this process claimed it, down to its flags.
+UPDATE taskmill_task SET state = 5, finished_at = ?1, updated_at = ?1, started_at = claimed_at + ?2, version = version + 1
+WHERE seq = ?3 AND token = ?4 AND worker = ?5 AND flags = ?6 AND +state = 3;
+
 -- name: add_result
 INSERT INTO taskmill_ending (seq, result) VALUES (?, ?) ON CONFLICT DO UPDATE SET result = excluded.result, error = NULL;
 

@@ -23,6 +23,9 @@ queries = load("step.sql")
 EPOCH = 1_577_836_800_000_000
 """2020, so that tokens stay below 2^53 and every language's JSON can hold them."""
 
+MOST_LEASES = 100_000
+"""Leases given by this process whose rows are remembered (seq, id, flags, lane by token), so that a finish need not look them up."""
+
 RING = 10_000
 """Events kept for listeners; one that falls further behind is told to read anew."""
 
@@ -107,7 +110,7 @@ class Step:
         self.lanes: dict[int, Lane] = {}
         self.lane_ids: dict[tuple[int, int, tuple[str, ...], str, str], int] = {}
         self.counters: dict[str, int] = {}
-        self.workers: dict[str, tuple[str, ...]] = {}
+        self.leases: dict[int, tuple[int, str, int, int]] = {}
         self.generation = -1
 
     def forget_names(self) -> None:
@@ -123,6 +126,8 @@ class Step:
         self.ended = False
         self.settings_changed = False
         self.nothing_shut: bool | None = None
+        if len(self.leases) > MOST_LEASES:
+            self.leases.clear()
         self._events: list[tuple[str, str, int, int, str | None]] = []
         row = self.db.execute(queries.store).fetchone()
         self.token: int = row[0]

@@ -43,7 +43,7 @@ __all__ = ["EDGE_SLICE", "Moves", "Row", "fall_slice", "read_rows"]
 
 queries = load("transitions.sql")
 
-EDGE_SLICE = 500
+EDGE_SLICE = 250
 """Edges applied in one step; a task that more are waiting for falls in slices."""
 
 

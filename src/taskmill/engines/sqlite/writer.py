@@ -26,6 +26,7 @@ from taskmill.task import NewTask
 __all__ = ["Session", "Writer"]
 
 Answer = TypeVar("Answer")
+Found = TypeVar("Found")
 
 MOST_STEPS = 1_000
 """Steps in one commit."""
@@ -81,11 +82,12 @@ class Session:
 class Job(Generic[Answer]):
     """A step and who waits for its answer."""
 
-    def __init__(self, run: Callable[[Step], Answer]) -> None:
+    def __init__(self, run: Callable[[Step], Any], after: Callable[[Any], Answer] | None = None) -> None:
         self.run = run
+        self.after = after
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Answer] = self.loop.create_future()
-        self.answer: Answer | None = None
+        self.answer: Any = None
         self.error: BaseException | None = None
 
     def deliver(self) -> None:
@@ -94,7 +96,7 @@ class Job(Generic[Answer]):
         if self.error is not None:
             self.future.set_exception(self.error)
         else:
-            self.future.set_result(self.answer)  # type: ignore[arg-type]
+            self.future.set_result(self.answer)
 
 
 class SubmitJob(Job[Sequence[Submitted]]):
@@ -119,6 +121,10 @@ class Writer:
     async def run(self, step: Callable[[Step], Answer]) -> Answer:
         return await self._ask(Job(step))
 
+    async def run_then(self, step: Callable[[Step], Found], after: Callable[[Found], Answer]) -> Answer:
+        """`after` makes the answer of what the step found, when the lock is free again."""
+        return await self._ask(Job(step, after))
+
     async def submit(self, tasks: Sequence[NewTask], durability: Durability) -> Sequence[Submitted]:
         return await self._ask(SubmitJob(tasks, durability))
 
@@ -140,6 +146,7 @@ class Writer:
             jobs, open_ = self._gather()
             if jobs:
                 self._run(jobs)
+                _conclude(jobs)
                 _deliver(jobs)
         self._session.close()
 
@@ -209,6 +216,12 @@ def _run_apart(step: Step, job: Job[Any]) -> None:
         step.back_to(mark)
         job.error = error
     step.db.execute("RELEASE step")
+
+
+def _conclude(jobs: list[Job[Any]]) -> None:
+    for job in jobs:
+        if job.after is not None and job.error is None:
+            job.answer = job.after(job.answer)
 
 
 def _deliver(jobs: list[Job[Any]]) -> None:

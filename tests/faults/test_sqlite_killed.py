@@ -55,6 +55,20 @@ async def test_killed_at_any_moment(tmp_path: Path) -> None:
     assert sum(line.startswith("killed") for line in said) == 25
 
 
+async def test_killed_while_the_store_is_made(tmp_path: Path) -> None:
+    """Each child finds what the one before it left of a first start, and dies a little later."""
+    store, history = tmp_path / "store.db", tmp_path / "history"
+    points = ",".join(map(str, range(1, 240, 4)))
+    async with started("killed-at-statements", store, history, "--lease", LEASE, "--points", points) as dying:
+        said = await dying.done()
+    assert sum(line.startswith("killed") for line in said) >= 40
+    async with client_of(store, history) as client:
+        await prepare(client)
+    async with started("work", store, history, "--lease", LEASE, "--batches", 1) as survivor:
+        await survivor.done()
+    await judge(store, history, BOUNDS)
+
+
 @pytest.mark.chaos
 async def test_killed_at_every_third_statement(tmp_path: Path) -> None:
     said = await run(tmp_path, "killed-at-statements", "--points", ",".join(map(str, range(1, 2_400, 3))))

@@ -1,8 +1,11 @@
-"""A worker that is paused past its lease: it comes back with empty hands, and what it held was done once, by another."""
+"""Workers that are paused, and files beside the store that vanish: who comes back too late has empty hands, and everybody else goes on."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +80,54 @@ async def test_a_beat_that_comes_before_the_verdict_is_applied(tmp_path: Path, m
     await worker.close()
     await recoverer.close()
     assert not beat.known or (after.known and after.lost == beat.lost)
+
+
+async def test_a_writer_paused_in_the_queue_holds_nobody_up(tmp_path: Path) -> None:
+    """Whoever is next for the write lock keeps the others in line. Paused there, it writes nothing, so nothing is a reason to wait for it."""
+    async with client_of(tmp_path / "store.db", tmp_path / "history") as client:
+        await prepare(client)
+        turn = os.open(tmp_path / "store.db-run", os.O_RDONLY)
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        try:
+            (answer,) = await client.submit([NewTask(type="plain", payload=b'{"do": "complete"}')])
+        finally:
+            os.close(turn)
+    assert answer.status == "created"
+
+
+async def test_the_run_folder_is_removed(tmp_path: Path) -> None:
+    store, history = tmp_path / "store.db", tmp_path / "history"
+    async with client_of(store, history) as client, client_of(store, history) as other:
+        await prepare(client)
+        shutil.rmtree(tmp_path / "store.db-run")
+        for each in (client, other, client):
+            (answer,) = await each.submit([NewTask(type="plain", payload=b'{"do": "complete"}')])
+            assert answer.status == "created"
+    await judge(store, history, Bounds(), all_ended=False)
+
+
+async def test_the_live_file_is_removed(tmp_path: Path) -> None:
+    """Everybody is given one lease more, and beats count again."""
+    clock = ManualClock()
+    worker, recoverer = (SQLiteEngine(tmp_path / "store.db", clock=clock) for _ in range(2))
+    await worker.open()
+    await recoverer.open()
+    await worker.join(Joining(worker="w", queues=("default",), types=TYPES))
+    await worker.submit([NewTask(type="plain", payload=b'{"do": "complete"}')])
+    (claimed,) = (await worker.claim("w", 1, ("default",), Room(1))).tasks
+    await recoverer.recover_lost()
+    _unlink(tmp_path, "store.db-live*")
+    moved = 0
+    for _ in range(12):
+        clock.advance("1s")
+        await worker.heartbeat("w", 1, [claimed.token])
+        moved += (await recoverer.recover_lost()).moved
+    beat = await worker.heartbeat("w", 1, [claimed.token])
+    await worker.close()
+    await recoverer.close()
+    assert (moved, beat.known, beat.lost) == (0, True, ())
+
+
+def _unlink(directory: Path, pattern: str) -> None:
+    for file in directory.glob(pattern):
+        file.unlink()

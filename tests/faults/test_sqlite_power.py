@@ -19,7 +19,7 @@ import pytest
 
 from taskmill import codec
 from taskmill.clock import SECOND, ManualClock, SystemClock
-from taskmill.engine import Checkpoint, Filter, Room
+from taskmill.engine import Checkpoint, Durability, Filter, Room
 from taskmill.engines.sqlite.engine import SQLiteEngine
 from taskmill.engines.sqlite.rows import STATES
 from taskmill.task import LIVE, Edge, NewTask, new_id
@@ -41,6 +41,7 @@ class Run:
 
     vfs: PowerVFS
     directory: Path
+    durability: Durability = Durability.FSYNC
     clock: ManualClock = field(default_factory=ManualClock)
     points: list[int] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
@@ -83,11 +84,12 @@ def content(db: apsw.Connection) -> str:
 
 async def record(run: Run, rounds: int) -> None:
     """A little of everything; each step is awaited before the next begins, so at most one is under way at any point."""
-    engine = SQLiteEngine(run.store, clock=run.clock, vfs=run.vfs.name)
+    engine = SQLiteEngine(run.store, clock=run.clock, durability=run.durability, vfs=run.vfs.name)
     await run.step(engine.open())
     with Recorder(run.history) as recorder:
         client = Recorded(engine, recorder)
         await run.step(prepare(client))
+        run.truncate("PASSIVE")
         worker = Worker(client, LEASE)
         await run.step(worker.join())
         random = Random(1)
@@ -228,8 +230,8 @@ def _can_be_lost(event: Event) -> bool:
     return not isinstance(event, events.Read | events.Died)
 
 
-async def recorded_run(tmp_path: Path, vfs: PowerVFS, rounds: int) -> Judge:
-    run = Run(vfs, tmp_path / "disk")
+async def recorded_run(tmp_path: Path, vfs: PowerVFS, rounds: int, durability: Durability = Durability.FSYNC) -> Judge:
+    run = Run(vfs, tmp_path / "disk", durability)
     run.directory.mkdir()
     await record(run, rounds)
     return Judge(run, tmp_path)
@@ -250,6 +252,16 @@ async def test_the_engine_works_on_after_a_cut(tmp_path: Path) -> None:
         judge = await recorded_run(tmp_path, vfs, 5)
         for point in range(0, vfs.points() + 1, vfs.points() // 50):
             assert await judge.work_on(point, EVERYTHING + point % 7) == []
+
+
+async def test_a_weaker_durability_is_caught(tmp_path: Path) -> None:
+    """Without a sync at every commit the last answers are lost, and this is how it shows: the judge is awake."""
+    with PowerVFS("power-local") as vfs:
+        judge = await recorded_run(tmp_path, vfs, 2, Durability.LOCAL)
+        wrong = [text for point in judge.run.points[3:] for text in judge.look(point, NOTHING)]
+    assert any("holds neither" in text for text in wrong)
+    assert any("submit_lost" in text for text in wrong)
+    assert not any("damaged" in text for text in wrong)
 
 
 @pytest.mark.chaos

@@ -432,6 +432,7 @@ class _QueuePicker:
         for limit in limits:
             if limit.room == 0:
                 lanes.shut(step, number, share, limit)
+                self._pass_on(limits)
                 return 0
         if lane.order_key:
             rows, following = step.db.execute(queries.ordered, (number,)).fetchall(), []

@@ -23,6 +23,9 @@ __all__ = ["WriteLock", "check_path", "connect", "file_system", "translate"]
 FIXED_WAL_RESET = (3, 51, 3)
 """Before it, a WAL that is reset at the wrong moment can corrupt the file."""
 
+PATIENCE = 1.5
+"""Seconds to wait for one's turn among writers before SQLite's own lock decides."""
+
 SMALLEST_DATABASE = 100
 """The header; SQLite takes a file of one byte for an empty one and writes over it."""
 
@@ -144,34 +147,37 @@ class WriteLock:
 
     Two locks in a row: whoever holds the first (the turn) is next for the second and no one can overtake it, so a process that has just written must wait for
     those that came while it did. Those who wait for the turn stand in the kernel's queue, first come first served. It only keeps order: what keeps writers
-    apart is SQLite's own lock, which a program without this one takes too.
+    apart is SQLite's own lock. So whoever waits too long here (somebody in the queue was paused, or writes for long) goes on without it.
     """
 
-    def __init__(self, folder: Path, busy_timeout: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._write = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._busy_timeout = busy_timeout / 1e6
+        self._write = self._open()
+
+    def _open(self) -> int:
+        self._folder.mkdir(exist_ok=True)
+        return os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def acquire(self) -> None:
-        deadline = time.monotonic() + self._busy_timeout
+        deadline = time.monotonic() + PATIENCE
         turn = self._take_turn(deadline)
-        try:
-            while not _try(self._write):
-                if time.monotonic() > deadline:
-                    raise _busy()
-                time.sleep(random.uniform(0.00005, 0.0001))
-        finally:
+        while not _try(self._write) and time.monotonic() < deadline:
+            time.sleep(random.uniform(0.00005, 0.0001))
+        if turn is not None:
             os.close(turn)
 
-    def _take_turn(self, deadline: float) -> int:
-        """An open file that has the turn; closing it passes the turn on."""
-        turn = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+    def _take_turn(self, deadline: float) -> int | None:
+        """An open file that has the turn; closing it passes the turn on. None if it did not come."""
+        try:
+            turn = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:  # somebody tidied up: the queue starts anew
+            os.close(self._write)
+            self._write = self._open()
+            return None
         if _try(turn):
             return turn
         queue = _Queueing(turn)
-        if queue.granted.wait(deadline - time.monotonic()) or not queue.abandon():
-            return turn
-        raise _busy()
+        return turn if queue.granted.wait(deadline - time.monotonic()) or not queue.abandon() else None
 
     def release(self) -> None:
         fcntl.flock(self._write, fcntl.LOCK_UN)

@@ -127,8 +127,7 @@ class SQLiteEngine:
         try:
             if first:
                 migrate.migrate(connection, self.clock)
-            self._run.mkdir(exist_ok=True)
-            return Session(connection, WriteLock(self._run, self._busy_timeout), self.clock, self._committed)
+            return Session(connection, WriteLock(self._run), self.clock, self._committed)
         except BaseException as error:
             connection.close()
             if isinstance(error, (apsw.Error, PermissionError)):
@@ -188,7 +187,12 @@ class SQLiteEngine:
 
     async def _live_do(self, do: Callable[[Live], Answer]) -> Answer:
         self._check_open()
-        return await self._in(self._live_thread, lambda: do(self._live))
+
+        def follow_and_do() -> Answer:
+            self._live.follow()
+            return do(self._live)
+
+        return await self._in(self._live_thread, follow_and_do)
 
     async def _in(self, pool: ThreadPoolExecutor, do: Callable[[], Answer]) -> Answer:
         try:
@@ -388,21 +392,24 @@ class SQLiteEngine:
     async def lead(self, role: str, holder: str) -> Term | None:
         check_name(role, "role")
         check_key(holder, "holder", length=128)
-        term = await self._live_do(lambda live: live.renew(role, holder, self._term))
-        if term is not None:
+        term = await self._read(lambda db: inspect.term(db, role))
+        if term is not None and term.holder == holder and await self._live_do(lambda live: live.renew(term, self._term)):
             return term
-        if await self._live_do(lambda live: live.led(role, self._term)):
+        if await self._live_do(lambda live: live.led(role, holder, self._term)):
             return None
         return await self._write(lambda step: self._begin_term(step, role, holder))
 
     def _begin_term(self, step: Step, role: str, holder: str) -> Term | None:
-        """Looked at again under the write lock, where two that saw the same empty seat cannot both be."""
+        """Looked at again under the write lock, where two that saw the same empty seat cannot both be.
+
+        The seat is taken in the live file before the commit. If that fails, the file names a term that was never given: nobody can renew it, so it runs out.
+        """
         with self._live_in_step() as live:
-            if live.led(role, self._term):
-                return live.renew(role, holder, self._term)
+            if live.led(role, holder, self._term):
+                return None
             term = settings.lead(step, role, holder)
             live.lead(term)
-        return term
+            return term
 
     async def resign(self, term: Term) -> None:
         await self._write(lambda step: settings.resign(step, term))

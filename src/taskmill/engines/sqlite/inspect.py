@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from taskmill.engine import Count, Filter, Item, Page
+from taskmill.engine import Count, Filter, Item, Page, Term
 from taskmill.engines.sqlite.rows import (
     CANCEL,
     NUMBERS,
@@ -234,6 +234,12 @@ def held_by(db: Database, worker: str) -> list[tuple[str, int, int, bool]]:
 def workers(db: Database) -> dict[str, int]:
     """Registered workers and how long each may be silent."""
     return dict(db.execute(queries.workers).fetchall())
+
+
+def term(db: Database, role: str) -> Term | None:
+    """The last term that the store gave, unless its holder resigned."""
+    row = db.execute(queries.term, (role,)).fetchone()
+    return None if row is None or row[1] is None else Term(role, row[1], row[0])
 
 
 def commands(db: Database, worker: str) -> tuple[str, ...] | None:

@@ -39,6 +39,9 @@ SELECT id, lease FROM taskmill_worker;
 -- name: worker
 SELECT (SELECT value FROM taskmill_item WHERE kind = 'worker' AND name = w.id) FROM taskmill_worker w WHERE w.id = ?;
 
+-- name: term
+SELECT number, holder FROM taskmill_term WHERE role = ?;
+
 -- name: outbox
 SELECT number, kind, subject, data, at FROM taskmill_outbox WHERE kind = ? AND number > ? ORDER BY number LIMIT ?;
 

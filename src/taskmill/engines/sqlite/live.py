@@ -7,7 +7,7 @@ every lease is given one lease more. Times are of the monotonic clock, which all
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from taskmill.clock import Clock
@@ -27,18 +27,31 @@ class Live:
     def __init__(self, path: Path, clock: Clock, busy_timeout: int, vfs: str | None) -> None:
         self._clock = clock
         self._boot = _boot_id()
-        self._db = self._open(path, busy_timeout, vfs)
+        self._path = path
+        self._connect: Callable[[], Database] = lambda: _connect(path, busy_timeout, vfs)
+        self._open()
 
-    def _open(self, path: Path, busy_timeout: int, vfs: str | None) -> Database:
+    def _open(self) -> None:
         try:
-            return _connect(path, busy_timeout, vfs)
+            self._db: Database = self._connect()
         except WrongStore as error:
             if error.code not in {"not_a_database", "damaged_store"}:
                 raise
             for suffix in ("", "-wal", "-shm"):
                 with contextlib.suppress(FileNotFoundError):
-                    Path(f"{path}{suffix}").unlink()
-            return _connect(path, busy_timeout, vfs)
+                    Path(f"{self._path}{suffix}").unlink()
+            self._db = self._connect()
+        self._file = self._path.stat().st_ino
+
+    def follow(self) -> None:
+        """Somebody removed the file: what is written to the one that is gone nobody would read."""
+        try:
+            here = self._path.stat().st_ino == self._file
+        except FileNotFoundError:
+            here = False
+        if not here:
+            self._db.close()
+            self._open()
 
     def close(self) -> None:
         self._db.close()
@@ -70,15 +83,14 @@ class Live:
 
     # Leadership
 
-    def renew(self, role: str, holder: str, term: int) -> Term | None:
-        """The holder's own term, if it has not run out."""
+    def renew(self, term: Term, lasts: int) -> bool:
+        """Whether a term that the store gave has not run out; if so, it begins anew."""
         now = self._clock.monotonic()
-        row = self._db.execute(queries.renew, (now, role, holder, self._boot, now - term)).fetchone()
-        return None if row is None else Term(role, holder, row[0])
+        return self._db.execute(queries.renew, (now, term.role, term.holder, term.number, self._boot, now - lasts)).fetchone() is not None
 
-    def led(self, role: str, term: int) -> bool:
-        """Whether somebody's term still runs."""
-        return self._db.execute(queries.led, (role, self._boot, self._clock.monotonic() - term)).fetchone() is not None
+    def led(self, role: str, holder: str, term: int) -> bool:
+        """Whether somebody else's term still runs."""
+        return self._db.execute(queries.led, (role, holder, self._boot, self._clock.monotonic() - term)).fetchone() is not None
 
     def lead(self, term: Term) -> None:
         self._db.execute(queries.lead, (term.role, term.holder, term.number, self._clock.monotonic(), self._boot))

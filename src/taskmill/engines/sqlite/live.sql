@@ -24,14 +24,14 @@ INSERT INTO mark (one, at, fair_since, boot) VALUES (1, ?, ?, ?)
 ON CONFLICT DO UPDATE SET at = excluded.at, fair_since = excluded.fair_since, boot = excluded.boot;
 
 -- name: renew
-UPDATE term SET at = ?1 WHERE role = ?2 AND holder = ?3 AND boot = ?4 AND at > ?5 RETURNING number;
+UPDATE term SET at = ? WHERE role = ? AND holder = ? AND number = ? AND boot = ? AND at > ? RETURNING number;
 
 -- name: led
-SELECT 1 FROM term WHERE role = ? AND boot = ? AND at > ?;
+SELECT 1 FROM term WHERE role = ? AND holder <> ? AND boot = ? AND at > ?;
 
 -- name: lead
 INSERT INTO term (role, holder, number, at, boot) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET holder = excluded.holder, number = excluded.number, at = excluded.at, boot = excluded.boot;
+ON CONFLICT DO UPDATE SET holder = excluded.holder, number = excluded.number, at = excluded.at, boot = excluded.boot WHERE excluded.number >= number;
 
 -- name: resign
 DELETE FROM term WHERE role = ? AND holder = ? AND number = ?;

@@ -64,8 +64,8 @@ class Waker:
         return Listener(self._folder, kind)
 
     def wake(self, kinds: set[str]) -> None:
-        """Tell every listener of these kinds; called after a commit, by any thread."""
-        with self._lock:
+        """Tell every listener of these kinds; called after a commit, by any thread. A hint that cannot be given is not worth an error."""
+        with self._lock, contextlib.suppress(OSError):
             self._look()
             for name in [name for name in self._ends if name.split(".", 1)[0] in kinds]:
                 self._write(name)

@@ -59,10 +59,10 @@ class Session:
             self.step.end()
             self.db.execute("COMMIT")
         except apsw.Error as error:
-            undone = self.db.in_transaction
+            # What is still open was not written, nor what found no space for its last frame: SQLite has rolled it back by itself.
+            undone = self.db.in_transaction or isinstance(error, apsw.FullError)
             self.rollback()
-            failure = translate(error)
-            raise failure if undone or isinstance(failure, AnswerLost) else AnswerLost(f"the commit did not answer: {error}") from None
+            raise translate(error) if undone else AnswerLost(f"the commit did not answer: {error}", hint="ask again") from None
         self._lock.release()
         self._committed(self.step)
 

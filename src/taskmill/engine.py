@@ -1,4 +1,4 @@
-"""The contract between Taskmill and a store: 33 verbs, each one atomic step, batched, safe to repeat.
+"""The contract between Taskmill and a store: 34 verbs, each one atomic step, batched, safe to repeat.
 
 An engine makes transitions and keeps promises; it has no policy. When to retry, what a saga does next, when cron fires are pure
 functions above it. What an engine lacks is said in `Engine.features`, never made up for in silence.
@@ -18,11 +18,13 @@ version they saw.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
@@ -35,7 +37,9 @@ from taskmill.task import Attempt, EdgeResult, ErrorInfo, Gone, NewTask, Progres
 __all__ = [
     "DEFAULT_RETENTION",
     "EVERYTHING",
+    "VERBS",
     "Beat",
+    "Call",
     "Changed",
     "Changes",
     "Checkpoint",
@@ -67,6 +71,7 @@ __all__ = [
     "Target",
     "Term",
     "Transaction",
+    "observed",
 ]
 
 
@@ -534,3 +539,47 @@ class Engine(Protocol):
 
     async def outbox(self, kind: str, after: str, n: int, term: Term) -> tuple[Entry, ...]:
         """The entries behind `after` ("": from the first), in the order of each task; those up to it are delivered and cut, no others ever."""
+
+
+VERBS = frozenset(name for name, member in vars(Engine).items() if inspect.iscoroutinefunction(member))
+"""The verbs that ask the store."""
+
+
+class Call(Struct, frozen=True):
+    """One verb as it was called: what metrics and traces are made of. `size` is the length of its batch, `code` that of its error."""
+
+    engine: str
+    verb: str
+    size: int
+    duration: int
+    code: str | None
+
+
+def observed(engine: Engine, tell: Callable[[Call], None]) -> Engine:
+    """The same engine, each of whose verbs tells how it went: telemetry is written here once, for every engine and every surface."""
+    return cast("Engine", _Observed(engine, tell))
+
+
+class _Observed:
+    def __init__(self, engine: Engine, tell: Callable[[Call], None]) -> None:
+        self._engine = engine
+        self._tell = tell
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._engine, name)
+        return self._watched(name, member) if name in VERBS else member
+
+    def _watched(self, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        async def watched(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter_ns()
+            code = None
+            try:
+                return await call(*args, **kwargs)
+            except BaseException as error:
+                code = error.code if isinstance(error, TaskmillError) else type(error).__name__
+                raise
+            finally:
+                size = len(args[0]) if args and isinstance(args[0], (list, tuple)) else 1
+                self._tell(Call(self._engine.features.name, verb, size, (time.perf_counter_ns() - began) // 1_000, code))
+
+        return watched

@@ -52,7 +52,7 @@ async def work(options: argparse.Namespace) -> None:
     """Submit so many batches and work; go on until stdin ends (if asked to wait for it) and nothing lives."""
     random = Random(options.seed)
     async with client_of(options.store, options.history, lease=options.lease, lose=options.lose, seed=options.seed) as client:
-        worker = Worker(client, options.lease, options.seed)
+        worker = Worker(client, options.lease)
         await worker.join()
         say("ready")
         ended = Ended()
@@ -77,11 +77,9 @@ async def work(options: argparse.Namespace) -> None:
 async def sit(options: argparse.Namespace) -> None:
     """Claim, and hold what was given until told to finish; beat and look after others all the time. Told to pause, stop between two steps."""
     async with client_of(options.store, options.history, lease=options.lease) as client:
-        worker = Worker(client, options.lease, options.seed)
+        worker = Worker(client, options.lease)
         await worker.join()
-        claim = await client.claim(worker.name, 1, ("default",), Room(options.batches))
-        worker.answered = worker.request = 1
-        worker.held = {task.token: task.id for task in claim.tasks}
+        tasks = await _claim(worker, options.batches)
         say("claimed", *worker.held.values())
         over = asyncio.Event()
         loops = asyncio.gather(_beat(worker, over), _recover(worker, over))
@@ -91,7 +89,22 @@ async def sit(options: argparse.Namespace) -> None:
         if command == "pause":
             say("pausing")
             os.kill(os.getpid(), signal.SIGSTOP)
-        say("answers", *await _end(client, claim.tasks))
+        say("answers", *await _end(client, tasks))
+
+
+async def _claim(worker: Worker, number: int) -> tuple[Claimed, ...]:
+    """So many tasks, as soon as they can be had."""
+    tasks: tuple[Claimed, ...] = ()
+    while len(tasks) < number:
+        await worker.client.recover_lost()
+        await worker.beat()
+        worker.request += 1
+        claim = await worker.client.claim(worker.name, worker.request, ("default",), Room(number - len(tasks)))
+        worker.answered = worker.request
+        worker.held |= {task.token: task.id for task in claim.tasks}
+        tasks += claim.tasks
+        await asyncio.sleep(0.02)
+    return tasks
 
 
 async def _beat(worker: Worker, over: asyncio.Event) -> None:
@@ -165,7 +178,7 @@ async def _episode(options: argparse.Namespace, seed: int, turns: int) -> None:
     """A short life of a process: it submits, works, beats, looks after others, leads, and goes."""
     random = Random(seed)
     async with client_of(options.store, options.history, lease=options.lease, seed=seed) as client:
-        worker = Worker(client, options.lease, seed)
+        worker = Worker(client, options.lease)
         await worker.join()
         for _ in range(turns):
             await client.submit(batch(random))
@@ -215,7 +228,7 @@ def _fork(life: Coroutine[object, object, None], options: argparse.Namespace) ->
 
 def _note_death(options: argparse.Namespace, child: int) -> None:
     with Recorder(options.history) as recorder:
-        recorder.note(events.Died(worker=f"process-{child}"))
+        recorder.note(events.Died(worker=f"worker-{child}-1"))
 
 
 def main() -> None:

@@ -96,11 +96,11 @@ def _follow_up(task: Claimed) -> tuple[NewTask, ...]:
 class Worker:
     """Claims, handles, finishes and beats, as a worker process does; takes a new id when the store no longer knows the old one."""
 
-    def __init__(self, client: Recorded, lease: int, seed: int = 0) -> None:
+    def __init__(self, client: Recorded, lease: int) -> None:
         self.client = client
         self.lease = lease
         self.held: dict[int, str] = {}
-        self._names = (f"worker-{os.getpid()}-{seed}-{n}" for n in itertools.count(1))
+        self._names = (f"worker-{os.getpid()}-{n}" for n in itertools.count(1))
         self._released: set[str] = set()
         self._beating = asyncio.Lock()
         self._recovered_at = 0

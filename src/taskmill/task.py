@@ -60,8 +60,10 @@ DEFAULT_MAX_CRASHES = 3
 DEFAULT_DEDUPE_WINDOW = 72 * HOUR
 MOST_EDGES = 10_000
 MOST_TAGS = 100
+MOST_HEADERS = 100
 MOST_LIMITS = 8
 KEY_LENGTH = 256
+SHARE_LENGTH = 128
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -299,7 +301,7 @@ def check_name(value: object, field: str) -> str:
     """A type, queue, limit, step or schedule: the same rule everywhere, so every engine can use it in a key."""
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise InvalidInput(
-            f"{value!r:.80} is not a name",
+            f"{_shown(value)} is not a name",
             code="invalid_name",
             field=field,
             hint="lower-case letters, digits, '_', '.', '-'; starts with a letter or digit; at most 128",
@@ -309,15 +311,20 @@ def check_name(value: object, field: str) -> str:
 
 def check_id(value: object, field: str = "id") -> str:
     if not isinstance(value, str) or not UUID.fullmatch(value):
-        raise InvalidInput(f"{value!r:.80} is not an id", code="invalid_id", field=field, hint="a UUID in lower case with hyphens")
+        raise InvalidInput(f"{_shown(value)} is not an id", code="invalid_id", field=field, hint="a UUID in lower case with hyphens")
     return value
 
 
 def check_key(value: object, field: str, *, length: int = KEY_LENGTH) -> str:
     """A caller's own text used as a key: visible characters, bounded, not empty."""
     if not isinstance(value, str) or not 0 < len(value) <= length or not value.isprintable() or not _encodes(value):
-        raise InvalidInput(f"{value!r:.80} is not a key", code="invalid_key", field=field, hint=f"1 to {length} printable characters")
+        raise InvalidInput(f"{_shown(value)} is not a key", code="invalid_key", field=field, hint=f"1 to {length} printable characters")
     return value
+
+
+def _shown(value: object) -> str:
+    """A value for a message: bounded, whatever it is (Python refuses to write out a very long number)."""
+    return "such a number" if isinstance(value, int) and value.bit_length() > 200 else f"{value!r:.80}"
 
 
 def resolve(new: NewTask, settings: TypeSettings | None) -> Resolved:
@@ -335,7 +342,7 @@ def resolve(new: NewTask, settings: TypeSettings | None) -> Resolved:
     limits = settings.limits if new.limits is None else new.limits
     fair_key = new.fair_key
     if fair_key is None:
-        fair_key = "" if settings.fair is None else new.tenant if settings.fair == "tenant" else _from_payload(settings.fair, new, "fair")
+        fair_key = "" if settings.fair is None else new.tenant if settings.fair == "tenant" else _from_payload(settings.fair, new, "fair", SHARE_LENGTH)
     order_key = new.order_key
     if order_key is None and settings.ordered is not None:
         order_key = _from_payload(settings.ordered, new, "ordered")
@@ -346,7 +353,7 @@ def resolve(new: NewTask, settings: TypeSettings | None) -> Resolved:
         retry=new.retry or settings.retry or _RETRY,
         timeout=settings.timeout if new.timeout is None else new.timeout,
         max_crashes=settings.max_crashes if new.max_crashes is None else new.max_crashes,
-        limits=tuple(sorted({_from_payload(limit, new, "limits") for limit in limits})) if limits else (),
+        limits=tuple(sorted({_limit_of(limit, new) for limit in limits})) if limits else (),
         on_limit=settings.on_limit if new.on_limit is None else new.on_limit,
         share=fair_key,
         order_key=order_key,
@@ -386,7 +393,7 @@ def _check(new: NewTask) -> None:
 
 def check_range(value: object, field: str, low: int, high: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidInput(f"{value!r:.80} is out of range", code="out_of_range", field=field, hint=f"a whole number from {low} to {high}")
+        raise InvalidInput(f"{_shown(value)} is out of range", code="out_of_range", field=field, hint=f"a whole number from {low} to {high}")
     return int(value)
 
 
@@ -407,25 +414,29 @@ def _check_keys(new: NewTask) -> None:
     if new.idempotency_key is not None:
         check_key(new.idempotency_key, "idempotency_key")
     if new.tenant:
-        check_key(new.tenant, "tenant", length=128)
+        check_key(new.tenant, "tenant", length=SHARE_LENGTH)
     if new.fair_key:
-        check_key(new.fair_key, "fair_key", length=128)
+        check_key(new.fair_key, "fair_key", length=SHARE_LENGTH)
     if new.order_key is not None:
         check_key(new.order_key, "order_key")
     if new.unique is not None:
         _check_unique(new.unique)
-    for limit in new.limits or ():
+    _check_limits(new.limits or ())
+
+
+def _check_limits(limits: Sequence[str]) -> None:
+    if len(limits) > MOST_LIMITS:
+        raise InvalidInput(f"{len(limits)} limits are too many", field="limits", hint=f"at most {MOST_LIMITS}")
+    for limit in limits:
         check_limit(limit)
-    if new.limits and len(new.limits) > MOST_LIMITS:
-        raise InvalidInput(f"{len(new.limits)} limits are too many", field="limits", hint=f"at most {MOST_LIMITS}")
 
 
 def _check_unique(unique: Unique) -> None:
     check_key(unique.key, "unique.key")
     if unique.until not in {"started", "ended"}:
-        raise InvalidInput(f"{unique.until!r} is not known", field="unique.until", hint='"started" or "ended"')
+        raise InvalidInput(f"{_shown(unique.until)} is not known", field="unique.until", hint='"started" or "ended"')
     if unique.on_conflict not in {"keep", "replace"}:
-        raise InvalidInput(f"{unique.on_conflict!r} is not known", field="unique.on_conflict", hint='"keep" or "replace"')
+        raise InvalidInput(f"{_shown(unique.on_conflict)} is not known", field="unique.on_conflict", hint='"keep" or "replace"')
 
 
 def check_limit(name: str) -> tuple[str, str]:
@@ -443,9 +454,15 @@ def _check_edges(new: NewTask) -> None:
     for edge in new.edges:
         check_id(edge.task, "edges")
         if edge.task == new.id:
-            raise InvalidInput("a task cannot wait for itself", field="edges")
+            raise _waits_for_itself("edges")
     if new.parent is not None:
         check_id(new.parent.task, "parent")
+        if new.parent.task == new.id:
+            raise _waits_for_itself("parent")
+
+
+def _waits_for_itself(field: str) -> InvalidInput:
+    return InvalidInput("a task cannot wait for itself", code="cycle", field=field, hint="name another task")
 
 
 def _check_texts(new: NewTask) -> None:
@@ -454,6 +471,8 @@ def _check_texts(new: NewTask) -> None:
     for name, value in new.tags.items():
         check_name(name, "tags")
         check_key(value, f"tags.{name}")
+    if len(new.headers) > MOST_HEADERS:
+        raise InvalidInput(f"{len(new.headers)} headers are too many", field="headers", hint=f"at most {MOST_HEADERS}")
     for name, value in new.headers.items():
         check_key(name, "headers", length=128)
         if len(value) > 4096 or not _encodes(value) or any(c in value for c in "\r\n\0"):
@@ -471,11 +490,17 @@ def _encodes(text: str) -> bool:
 _FIELD = re.compile(r"\{([^{}]+)\}")
 
 
-def _from_payload(template: str, new: NewTask, setting: str) -> str:
+def _limit_of(template: str, new: NewTask) -> str:
+    limit = _from_payload(template, new, "limits")
+    check_limit(limit)
+    return limit
+
+
+def _from_payload(template: str, new: NewTask, setting: str, length: int = KEY_LENGTH) -> str:
     """`per-user:{user_id}` with the payload's own value; every client's submit gets the same."""
     if "{" not in template:
         return template
-    payload = codec.decode(new.payload)
+    payload = _decoded(new.payload)
 
     def value(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -491,7 +516,14 @@ def _from_payload(template: str, new: NewTask, setting: str) -> str:
             )
         return str(found)
 
-    return check_key(_FIELD.sub(value, template), setting)
+    return check_key(_FIELD.sub(value, template), setting, length=length)
+
+
+def _decoded(payload: bytes) -> object:
+    try:
+        return codec.decode(payload)
+    except (ValueError, RecursionError):
+        return codec.parse(payload)  # slower, but it says what is wrong and where
 
 
 def _unique_of(unique: Unique, new: NewTask) -> Unique:
@@ -505,10 +537,13 @@ def check_settings(settings: TypeSettings, type_name: str) -> TypeSettings:
     check_range(settings.priority, "priority", 0, 3)
     check_range(settings.timeout, "timeout", 1_000, LONGEST_TIMEOUT)
     check_range(settings.max_crashes, "max_crashes", 0, 1_000)
-    for limit in settings.limits:
-        check_limit(limit)
+    _check_limits(settings.limits)
     if settings.unique is not None:
         _check_unique(settings.unique)
+    if settings.fair is not None:
+        check_key(settings.fair, "fair", length=SHARE_LENGTH)
+    if settings.ordered is not None:
+        check_key(settings.ordered, "ordered")
     return settings
 
 

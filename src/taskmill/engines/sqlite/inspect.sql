@@ -42,9 +42,6 @@ SELECT (SELECT value FROM taskmill_item WHERE kind = 'worker' AND name = w.id) F
 -- name: term
 SELECT number, holder FROM taskmill_term WHERE role = ?;
 
--- name: outbox
-SELECT number, kind, subject, data, at FROM taskmill_outbox WHERE kind = ? AND number > ? ORDER BY number LIMIT ?;
-
 -- name: events
 SELECT number, kind, subject, version, at, data FROM taskmill_event WHERE number > ? ORDER BY number LIMIT 1000;
 

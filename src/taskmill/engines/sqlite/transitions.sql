@@ -2,10 +2,6 @@
 SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end
 FROM taskmill_task WHERE id = ?;
 
--- name: row_by_seq
-SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end
-FROM taskmill_task WHERE seq = ?;
-
 -- name: set_ready
 -- ?8: the lease stays known, because its own holder ended it; else it is void.
 UPDATE taskmill_task SET state = ?1, ready_at = ?2, failures = ?3, crashes = ?4, executions = ?5, flags = ?6, must_end = ?7,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 __all__ = ["GENEROUS", "Program", "started"]
 
-GENEROUS = 60.0
+GENEROUS = 300.0
 """Seconds after which a word that has not come never will; nothing is judged by it."""
 ROOT = Path(__file__).parents[2]
 

@@ -62,7 +62,7 @@ async def prepare(client: Recorded) -> None:
     await client.put_limit("few", cap=2)
     await client.put_limit("each", cap=1, keys=USERS)
     await client.put_limit("many", cap=3)
-    await client.put_limit("pace", rate=40, window=SECOND)
+    await client.put_limit("pace", rate=20, window=SECOND // 10)
     for name, settings in TYPES.items():
         await client.engine.put("type", name, msgspec.json.encode(settings))
     await client.engine.put("outbox", "ended", b"{}")

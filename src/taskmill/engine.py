@@ -111,7 +111,7 @@ class Status(StrEnum):
     REFUSED = "refused"
 
 
-class Submitted(Struct, frozen=True):
+class Submitted(Struct, frozen=True, gc=False):
     """The answer for one task of a submit; `id` is the task that exists now, the caller's own or the first one's."""
 
     status: Status
@@ -130,7 +130,7 @@ class Room(Struct, frozen=True):
     max_bytes: int = 1_000_000
 
 
-class Claimed(Struct, frozen=True, kw_only=True):
+class Claimed(Struct, frozen=True, gc=False):
     """A task under a new lease, with all that its handler needs. `claimed_at` is the store's clock, read when every limit was held."""
 
     id: str
@@ -183,7 +183,7 @@ class Ending(StrEnum):
     CRASHED = "crashed"
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class Outcome(Struct, frozen=True, kw_only=True, gc=False):
     """The end of one attempt, under its lease (`worker`, `token`)."""
 
     task: str

@@ -187,7 +187,7 @@ class Gone(Struct, frozen=True):
     state: State | None
 
 
-class NewTask(Struct, frozen=True, kw_only=True):
+class NewTask(Struct, frozen=True, kw_only=True, gc=False):
     """What a caller submits. What is None is filled in from the stored type, then from the defaults."""
 
     type: str
@@ -236,7 +236,7 @@ class TypeSettings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     """Tasks with the same value run one at a time in submission order: a text, or a field of the payload in braces."""
 
 
-class Resolved(Struct, frozen=True, kw_only=True):
+class Resolved(Struct, frozen=True, gc=False):
     """A new task with every setting known; what an engine stores."""
 
     new: NewTask
@@ -347,18 +347,18 @@ def resolve(new: NewTask, settings: TypeSettings | None) -> Resolved:
     if order_key is None and settings.ordered is not None:
         order_key = _from_payload(settings.ordered, new, "ordered")
     return Resolved(
-        new=new,
-        queue=settings.queue if new.queue is None else new.queue,
-        priority=settings.priority if new.priority is None else new.priority,
-        retry=new.retry or settings.retry or _RETRY,
-        timeout=settings.timeout if new.timeout is None else new.timeout,
-        max_crashes=settings.max_crashes if new.max_crashes is None else new.max_crashes,
-        limits=tuple(sorted({_limit_of(limit, new) for limit in limits})) if limits else (),
-        on_limit=settings.on_limit if new.on_limit is None else new.on_limit,
-        share=fair_key,
-        order_key=order_key,
-        unique=new.unique or (_unique_of(settings.unique, new) if settings.unique else None),
-        idempotency_window=DEFAULT_DEDUPE_WINDOW if new.idempotency_window is None else new.idempotency_window,
+        new,
+        settings.queue if new.queue is None else new.queue,
+        settings.priority if new.priority is None else new.priority,
+        new.retry or settings.retry or _RETRY,
+        settings.timeout if new.timeout is None else new.timeout,
+        settings.max_crashes if new.max_crashes is None else new.max_crashes,
+        tuple(sorted({_from_payload(limit, new, "limits") for limit in limits})) if limits else (),
+        settings.on_limit if new.on_limit is None else new.on_limit,
+        fair_key,
+        order_key,
+        new.unique or (_unique_of(settings.unique, new) if settings.unique else None),
+        DEFAULT_DEDUPE_WINDOW if new.idempotency_window is None else new.idempotency_window,
     )
 
 

@@ -123,7 +123,7 @@ def _pragmas(durability: Durability, read_only: bool) -> list[str]:
     shared = ["temp_store = MEMORY", "cache_size = -65536", "mmap_size = 268435456"]
     if read_only:
         return shared
-    return ["journal_mode = WAL", f"synchronous = {synchronous}", "wal_autocheckpoint = 4000", *shared]
+    return ["journal_mode = WAL", f"synchronous = {synchronous}", "wal_autocheckpoint = 1000", *shared]
 
 
 def _patience(busy_timeout: int) -> Callable[[int], bool]:

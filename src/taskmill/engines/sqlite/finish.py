@@ -99,14 +99,17 @@ def _finish_plain(step: Step, moves: Moves, outcomes: Sequence[Outcome]) -> Sequ
 
 def _finish_known(step: Step, moves: Moves, plain: Sequence[Outcome]) -> bool:
     """All of them at once, if every row is still as this process claimed it: found by number, nothing read back. Else nothing is done."""
-    known = [(step.leases.pop(outcome.token, None), outcome) for outcome in plain]
-    rows = [
-        (step.now, outcome.started_after, lease[0], outcome.token, outcome.worker, lease[2])
-        for lease, outcome in known
-        if lease is not None and lease[1] == outcome.task and not lease[2] & ~CARELESS
-    ]
-    if len(rows) < len(plain):
-        return False
+    rows, touched, results = [], [], []
+    now, leases = step.now, step.leases
+    for outcome in plain:
+        lease = leases.pop(outcome.token, None)
+        if lease is None or lease[1] != outcome.task or lease[2] & ~CARELESS:
+            return False
+        rows.append((now, outcome.started_after, lease[0], outcome.token, outcome.worker, lease[2]))
+        if lease[2] or lease[3] > 0:
+            touched.append(lease)
+        if outcome.result is not None:
+            results.append((lease[0], outcome.result))
     before = step.db.total_changes()
     step.db.execute("SAVEPOINT known")
     step.db.executemany(queries.complete_known, rows)
@@ -115,10 +118,9 @@ def _finish_known(step: Step, moves: Moves, plain: Sequence[Outcome]) -> bool:
         step.db.execute("ROLLBACK TO known")
     step.db.execute("RELEASE known")
     if complete:
-        for lease, _ in known:
-            if lease is not None and (lease[2] or lease[3] > 0):
-                moves.completed(lease[0], lease[2], lease[3])
-        _keep_results(step, [(row[2], outcome.result) for row, outcome in zip(rows, plain, strict=True)])
+        for seq, _, flags, lane in touched:
+            moves.completed(seq, flags, lane)
+        _keep_results(step, results)
     return complete
 
 

@@ -114,9 +114,9 @@ def refresh(step: Step, lanes: Iterable[int], *, left: bool = False) -> None:
             wake(step, limit)
 
 
-def advance(step: Step, lane: int, head_at: int, head_seq: int) -> None:
-    """The next task of the same priority is known."""
-    step.db.execute(queries.advance_head, (head_at, head_seq, lane))
+def advance(step: Step, heads: Iterable[tuple[int, int, int]]) -> None:
+    """The next task of the same priority is known: (age, seq, lane)."""
+    step.db.executemany(queries.advance_head, heads)
 
 
 def _refresh_lane(step: Step, number: int, order_key: str) -> bool:

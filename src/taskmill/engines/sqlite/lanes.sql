@@ -21,7 +21,7 @@ DELETE FROM taskmill_start WHERE counter = ? AND at <= ?;
 
 -- name: head
 SELECT priority, ready_at, seq FROM taskmill_task INDEXED BY taskmill_task_lane
-WHERE lane = ?1 AND lane > 0 AND state <= 4 AND state = 0 ORDER BY priority DESC, ready_at, seq LIMIT 1;
+WHERE lane = ?1 AND lane > 0 AND state = 0 ORDER BY priority DESC, ready_at, seq LIMIT 1;
 
 -- name: ordered_head
 SELECT state, priority, ready_at, seq, type FROM taskmill_task INDEXED BY taskmill_task_order

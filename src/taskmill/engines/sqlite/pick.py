@@ -10,6 +10,7 @@ expired is ended. Both are bounded, and `more` says when a bound was reached.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -162,16 +163,16 @@ class Picker:
         if not rows:
             return
         step, now = self.step, self.step.now
-        token = step.tokens(len(rows))
-        started = [(row, token + n, now, 1) for n, row in enumerate(rows)]
-        step.db.executemany(queries.start, [(number, self.worker, self.request, now, row[SEQ]) for row, number, _, _ in started])
-        for row, number, _, _ in started:
-            step.leases[number] = (row[SEQ], row[ID], row[FLAGS], row[LANE])
+        tokens = range(first := step.tokens(len(rows)), first + len(rows))
+        worker, request = self.worker, self.request
+        step.db.executemany(queries.start, [(token, worker, request, now, row[SEQ]) for token, row in zip(tokens, rows, strict=True)])
+        step.leases.update(zip(tokens, [(row[SEQ], row[ID], row[FLAGS], row[LANE]) for row in rows], strict=True))
+        self.taken += [(row, token, now, 1) for token, row in zip(tokens, rows, strict=True)]
+        for row in rows:
             if row[FLAGS] & UNIQUE_STARTED:
                 step.db.execute(queries.free_unique, (row[SEQ],))
         if step.listening:
             self._tell(rows)
-        self.taken += started
 
     def _tell(self, rows: Sequence[Found]) -> None:
         for row in rows:
@@ -246,6 +247,32 @@ class _LaneLine:
         return self.rows[:n]
 
 
+class _Ages:
+    """The oldest open lanes of a share at one priority, in memory: most visits change nothing but the age of the lane they served."""
+
+    def __init__(self, step: Step, share: int, priority: int, types: str, n: int) -> None:
+        rows = step.db.execute(queries.oldest_lanes, (share, priority, types, n)).fetchall()
+        self._heap = [(head_at, head_seq, lane) for lane, head_at, head_seq in rows]
+        self._last = self._heap[-1] if len(rows) == n else None
+        self._heads: dict[int, tuple[int, int]] = {}
+
+    def holds(self) -> bool:
+        """Whether the oldest here is still the oldest of all; behind the last that was read there may be older ones."""
+        return self._last is None or (bool(self._heap) and self._heap[0] <= self._last)
+
+    def oldest(self) -> tuple[int, int, int] | None:
+        return self._heap[0] if self._heap else None
+
+    def advance(self, head_at: int, head_seq: int) -> None:
+        """The oldest lane was served; this is its next task."""
+        lane = self._heap[0][2]
+        self._heads[lane] = (head_at, head_seq)
+        heapq.heapreplace(self._heap, (head_at, head_seq, lane))
+
+    def moved(self) -> list[tuple[int, int, int]]:
+        return [(*head, lane) for lane, head in self._heads.items()]
+
+
 class _QueuePicker:
     """One queue in a claim."""
 
@@ -260,6 +287,7 @@ class _QueuePicker:
         self.passed: dict[int, str] = {}
         self.quantum = QUANTUM if self.settings is not None and self.settings.priorities is not None else 1 << 30
         self.lane_lines: dict[tuple[int, int], _LaneLine] = {}
+        self.ages: dict[tuple[int, int], _Ages] = {}
         self.want = 0
         self._look_at_shares()
 
@@ -278,6 +306,7 @@ class _QueuePicker:
             self._pick_weighted(self.settings.priorities)
         else:
             self._pick_strict()
+        self.forget_ages()
 
     def pick_ahead(self) -> None:
         """A few more of the plain line, so that the worker has the next at hand."""
@@ -328,6 +357,7 @@ class _QueuePicker:
 
     def _pass_on(self, limits: Iterable[lanes.Limit] | None = None) -> bool:
         """If room that was left opened a lane, what was dry may have something again."""
+        self.forget_ages()
         opened = self.picker.pass_on(self.picker.limits.values() if limits is None else limits)
         if opened:
             self._pass_over_foreign()
@@ -413,17 +443,32 @@ class _QueuePicker:
     def _serve_oldest(self, share: int, name: str, priority: int) -> int:
         """The oldest ready task of a share, and what follows it in the same lane, up to a quantum."""
         while self._can_go_on():
-            lane = self.step.db.execute(queries.oldest_lane, (share, priority, self.picker.types())).fetchone()
+            lane = self._oldest_lane(share, priority)
             plain = self.lines[priority].head(self.want) if name == "" else None
             if lane is None and plain is None:
                 return 0
-            if lane is None or (plain is not None and plain < lane[1:]):
+            if lane is None or (plain is not None and plain < lane[:2]):
                 took = self.lines[priority].take(min(QUANTUM, self.want))
             else:
-                took = self._serve_lane(lane[0], share, priority)
+                took = self._serve_lane(lane[2], share, priority)
             if took:
                 return took
         return 0
+
+    def _oldest_lane(self, share: int, priority: int) -> tuple[int, int, int] | None:
+        """(age, seq, lane), from the few that were read together."""
+        ages = self.ages.get((share, priority))
+        if ages is None or not ages.holds():
+            self.forget_ages()
+            ages = self.ages[share, priority] = _Ages(self.step, share, priority, self.picker.types(), -(-self.want // QUANTUM) + 1)
+        return ages.oldest()
+
+    def forget_ages(self) -> None:
+        """Lanes are about to be looked at in the store, or may have changed there."""
+        heads = [head for ages in self.ages.values() for head in ages.moved()]
+        self.ages.clear()
+        if heads:
+            lanes.advance(self.step, heads)
 
     def _serve_lane(self, number: int, share: int, priority: int) -> int:
         picker, step = self.picker, self.step
@@ -431,27 +476,33 @@ class _QueuePicker:
         limits = [picker.limit(name) for name in lane.limits]
         for limit in limits:
             if limit.room == 0:
+                self.forget_ages()
                 lanes.shut(step, number, share, limit)
                 self._pass_on(limits)
                 return 0
-        if lane.order_key:
-            rows, following = step.db.execute(queries.ordered, (number,)).fetchall(), []
-        else:
-            most = min([QUANTUM, self.want, *(limit.room for limit in limits)])
-            line = self.lane_lines.setdefault((number, priority), _LaneLine(step, number, priority))
-            rows = line.read(most + 1)
-            rows, following = rows[:most], rows[most:]
-            del line.rows[: len(rows)]
+        rows, following = self._next_rows(number, priority, [limit.room for limit in limits]) if not lane.order_key else self._next_in_order(number)
         took = picker.sort(rows, len(rows))
         if took:
             picker.chosen += took
             for limit in limits:
                 limit.start(len(took))
         if following and len(took) == len(rows):  # the next one was read along: the lane stays as open as it was
-            lanes.advance(step, number, following[0][READY_AT], following[0][SEQ])
+            self.ages[share, priority].advance(following[0][READY_AT], following[0][SEQ])
         else:
+            self.forget_ages()
             picker.flush()
             lanes.refresh(step, (number,))
             self.lane_lines.pop((number, priority), None)
             self._pass_on(limits)
         return len(took)
+
+    def _next_rows(self, number: int, priority: int, rooms: list[int]) -> tuple[list[Found], list[Found]]:
+        """A quantum of a lane, and the one behind it."""
+        most = min([QUANTUM, self.want, *rooms])
+        line = self.lane_lines.setdefault((number, priority), _LaneLine(self.step, number, priority))
+        rows = line.read(most + 1)
+        del line.rows[: len(rows[:most])]
+        return rows[:most], rows[most:]
+
+    def _next_in_order(self, number: int) -> tuple[list[Found], list[Found]]:
+        return self.step.db.execute(queries.ordered, (number,)).fetchall(), []

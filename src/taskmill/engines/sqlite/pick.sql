@@ -9,7 +9,7 @@ ORDER BY t.ready_at, t.seq LIMIT ?6;
 SELECT t.seq, t.id, t.type, t.queue, t.priority, t.ready_at, t.version, t.executions, t.failures, t.crashes, t.flags, t.created_at, t.expires_at, t.tenant,
   t.must_end, t.phase, t.lane, b.payload, b.retry, b.timeout, b.max_crashes, b.meta
 FROM taskmill_task t INDEXED BY taskmill_task_lane JOIN taskmill_body b USING (seq)
-WHERE t.lane = ?1 AND t.lane > 0 AND t.state <= 4 AND t.state = 0 AND t.priority = ?2
+WHERE t.lane = ?1 AND t.lane > 0 AND t.state = 0 AND t.priority = ?2
   AND (t.ready_at, t.seq) > (?3, ?4)
 ORDER BY t.ready_at, t.seq LIMIT ?5;
 
@@ -54,10 +54,10 @@ SELECT levels FROM taskmill_queue WHERE id = ?;
 -- name: set_levels
 UPDATE taskmill_queue SET levels = ? WHERE id = ?;
 
--- name: oldest_lane
+-- name: oldest_lanes
 SELECT id, head_at, head_seq FROM taskmill_lane INDEXED BY taskmill_lane_open
 WHERE share = ?1 AND top = ?2 AND top IS NOT NULL AND shut IS NULL AND (needs = '' OR needs IN (SELECT value FROM json_each(?3)))
-ORDER BY head_at, head_seq LIMIT 1;
+ORDER BY head_at, head_seq LIMIT ?4;
 
 -- name: foreign_lanes
 SELECT DISTINCT limits FROM (

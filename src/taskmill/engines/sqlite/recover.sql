@@ -78,7 +78,8 @@ DELETE FROM taskmill_taken WHERE id IN (SELECT id FROM taskmill_taken WHERE unti
 -- name: forget_lanes
 DELETE FROM taskmill_lane WHERE id IN (
   SELECT l.id FROM taskmill_lane l INDEXED BY taskmill_lane_idle WHERE l.top IS NULL
-    AND NOT EXISTS (SELECT 1 FROM taskmill_task t INDEXED BY taskmill_task_lane WHERE t.lane = l.id AND t.lane > 0 AND t.state <= 4) LIMIT ?)
+    AND NOT EXISTS (SELECT 1 FROM taskmill_task t INDEXED BY taskmill_task_asleep WHERE t.lane = l.id AND t.lane > 0 AND t.state IN (1, 2, 4))
+    AND l.id NOT IN (SELECT t.lane FROM taskmill_task t INDEXED BY taskmill_task_held WHERE t.state = 3) LIMIT ?)
 RETURNING 1;
 
 -- name: forget_shares

@@ -43,7 +43,8 @@ CREATE TABLE taskmill_task (
 );
 -- A task that can be claimed stands in the first of these or in the second.
 CREATE INDEX taskmill_task_plain ON taskmill_task (lane, priority DESC, ready_at, seq) WHERE lane < 0 AND state <= 2;
-CREATE INDEX taskmill_task_lane  ON taskmill_task (lane, state, priority DESC, ready_at, seq) WHERE lane > 0 AND state <= 4;
+CREATE INDEX taskmill_task_lane  ON taskmill_task (lane, priority DESC, ready_at, seq) WHERE lane > 0 AND state = 0;
+CREATE INDEX taskmill_task_asleep ON taskmill_task (lane) WHERE lane > 0 AND state IN (1, 2, 4);
 CREATE INDEX taskmill_task_due   ON taskmill_task (ready_at) WHERE lane > 0 AND state IN (1, 2) OR state = 4;
 CREATE INDEX taskmill_task_held  ON taskmill_task (worker, request) WHERE state = 3;
 CREATE INDEX taskmill_task_ended ON taskmill_task (state, finished_at) WHERE state >= 5;

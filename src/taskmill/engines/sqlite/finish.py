@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from operator import itemgetter
 from types import MappingProxyType
 
 import msgspec
@@ -112,6 +113,7 @@ def _finish_known(step: Step, moves: Moves, plain: Sequence[Outcome]) -> bool:
             results.append((lease[0], outcome.result))
     before = step.db.total_changes()
     step.db.execute("SAVEPOINT known")
+    rows.sort(key=itemgetter(2))
     step.db.executemany(queries.complete_known, rows)
     complete = step.db.total_changes() - before == len(rows)
     if not complete:

@@ -85,7 +85,7 @@ RETURNING id;
 
 -- name: due
 SELECT lane, id, type, queue, version + (state = 4), state = 4, seq FROM taskmill_task INDEXED BY taskmill_task_due
-WHERE (lane > 0 AND state IN (1, 2) OR state = 4) AND ready_at <= ? ORDER BY ready_at LIMIT ?;
+WHERE (lane > 0 AND state > 0 AND state < 3 OR state = 4) AND ready_at <= ? ORDER BY ready_at LIMIT ?;
 
 -- name: make_due
 -- A delayed task that came due reads as pending already: only the end of a wait is a change that others can see.
@@ -96,5 +96,5 @@ WHERE seq = ?2;
 SELECT id, name FROM taskmill_counter INDEXED BY taskmill_counter_wake WHERE wake_at IS NOT NULL AND wake_at <= ? ORDER BY wake_at LIMIT ?;
 
 -- name: next_due
-SELECT min(ready_at) FROM taskmill_task INDEXED BY taskmill_task_due WHERE lane > 0 AND state IN (1, 2) OR state = 4
+SELECT min(ready_at) FROM taskmill_task INDEXED BY taskmill_task_due WHERE lane > 0 AND state > 0 AND state < 3 OR state = 4
 UNION ALL SELECT min(wake_at) FROM taskmill_counter INDEXED BY taskmill_counter_wake WHERE wake_at IS NOT NULL;

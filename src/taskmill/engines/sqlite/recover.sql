@@ -12,7 +12,7 @@ DELETE FROM taskmill_worker WHERE id = ? RETURNING id;
 -- name: expired
 -- One that unwinds is never expired twice: its handler has the word.
 SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end
-FROM taskmill_task INDEXED BY taskmill_task_until WHERE expires_at IS NOT NULL AND state IN (0, 1, 2, 4) AND expires_at <= ? AND must_end IS NULL LIMIT ?;
+FROM taskmill_task INDEXED BY taskmill_task_until WHERE expires_at IS NOT NULL AND state < 5 AND state <> 3 AND expires_at <= ? AND must_end IS NULL LIMIT ?;
 
 -- name: first_moving
 SELECT type FROM taskmill_moving LIMIT 1;
@@ -78,7 +78,7 @@ DELETE FROM taskmill_taken WHERE id IN (SELECT id FROM taskmill_taken WHERE unti
 -- name: forget_lanes
 DELETE FROM taskmill_lane WHERE id IN (
   SELECT l.id FROM taskmill_lane l INDEXED BY taskmill_lane_idle WHERE l.top IS NULL
-    AND NOT EXISTS (SELECT 1 FROM taskmill_task t INDEXED BY taskmill_task_asleep WHERE t.lane = l.id AND t.lane > 0 AND t.state IN (1, 2, 4))
+    AND NOT EXISTS (SELECT 1 FROM taskmill_task t INDEXED BY taskmill_task_asleep WHERE t.lane = l.id AND t.lane > 0 AND t.state > 0 AND t.state < 5 AND t.state <> 3)
     AND l.id NOT IN (SELECT t.lane FROM taskmill_task t INDEXED BY taskmill_task_held WHERE t.state = 3) LIMIT ?)
 RETURNING 1;
 

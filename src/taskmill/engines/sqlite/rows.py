@@ -70,9 +70,9 @@ def encode_meta(resolved: Resolved) -> str | None:
         new.headers or new.tags or new.idempotency_key or new.idempotency_window or resolved.unique or resolved.limits or resolved.share or resolved.order_key
     ):
         return None
-    meta = Meta(
-        headers=dict(new.headers),
-        tags=dict(new.tags),
+    meta = Meta(  # what is empty must be the default itself to be left out: msgspec compares by identity
+        headers=dict(new.headers) if new.headers else NO_META.headers,
+        tags=dict(new.tags) if new.tags else NO_META.tags,
         key=new.idempotency_key,
         window=new.idempotency_window or 0,
         unique=resolved.unique,

@@ -44,12 +44,12 @@ CREATE TABLE taskmill_task (
 -- A task that can be claimed stands in the first of these or in the second.
 CREATE INDEX taskmill_task_plain ON taskmill_task (lane, priority DESC, ready_at, seq) WHERE lane < 0 AND state <= 2;
 CREATE INDEX taskmill_task_lane  ON taskmill_task (lane, priority DESC, ready_at, seq) WHERE lane > 0 AND state = 0;
-CREATE INDEX taskmill_task_asleep ON taskmill_task (lane) WHERE lane > 0 AND state IN (1, 2, 4);
-CREATE INDEX taskmill_task_due   ON taskmill_task (ready_at) WHERE lane > 0 AND state IN (1, 2) OR state = 4;
+CREATE INDEX taskmill_task_asleep ON taskmill_task (lane) WHERE lane > 0 AND state > 0 AND state < 5 AND state <> 3;
+CREATE INDEX taskmill_task_due   ON taskmill_task (ready_at) WHERE lane > 0 AND state > 0 AND state < 3 OR state = 4;
 CREATE INDEX taskmill_task_held  ON taskmill_task (worker, request) WHERE state = 3;
 CREATE INDEX taskmill_task_ended ON taskmill_task (state, finished_at) WHERE state >= 5;
 CREATE INDEX taskmill_task_order ON taskmill_task (lane, seq) WHERE flags & 1 AND state <= 4;
-CREATE INDEX taskmill_task_until ON taskmill_task (expires_at) WHERE expires_at IS NOT NULL AND state IN (0, 1, 2, 4);
+CREATE INDEX taskmill_task_until ON taskmill_task (expires_at) WHERE expires_at IS NOT NULL AND state < 5 AND state <> 3;
 CREATE INDEX taskmill_task_type  ON taskmill_task (type, seq);
 CREATE INDEX taskmill_task_tenant ON taskmill_task (tenant, seq) WHERE tenant <> '';
 

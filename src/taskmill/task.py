@@ -353,7 +353,7 @@ def resolve(new: NewTask, settings: TypeSettings | None) -> Resolved:
         new.retry or settings.retry or _RETRY,
         settings.timeout if new.timeout is None else new.timeout,
         settings.max_crashes if new.max_crashes is None else new.max_crashes,
-        tuple(sorted({_from_payload(limit, new, "limits") for limit in limits})) if limits else (),
+        tuple(sorted({_limit_of(limit, new) for limit in limits})) if limits else (),
         settings.on_limit if new.on_limit is None else new.on_limit,
         fair_key,
         order_key,

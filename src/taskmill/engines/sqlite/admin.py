@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from taskmill.engine import Changed, Changes, Filter, Target
-from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.inspect import matching
 from taskmill.engines.sqlite.recover import purge
 from taskmill.engines.sqlite.rows import (
@@ -13,7 +12,6 @@ from taskmill.engines.sqlite.rows import (
     CANCELLED,
     COMPLETED,
     FAR,
-    ORDERED,
     PENDING,
     RUNNING,
     STATES,
@@ -153,6 +151,4 @@ def _delete(moves: Moves, row: Row, version: int | None) -> Changed:
     created_at = step.db.execute(queries.created_at, (row.seq,)).fetchone()[0]
     purge(step, row.seq, row.id, row.state, row.version, created_at)
     step.event(Kind.DELETED, row.id, row.version + 1)
-    if row.flags & ORDERED and row.lane > 0:
-        lanes.refresh(step, (row.lane,))
     return Changed(row.id, True, STATES[row.state], row.version)

@@ -119,7 +119,10 @@ class SQLiteEngine:
         self._waker = Waker(self._run)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="taskmill-reader")
         self._live_thread = ThreadPoolExecutor(1, thread_name_prefix="taskmill-live")
-        self._user_thread = ThreadPoolExecutor(8, thread_name_prefix="taskmill-transaction")
+        # One transaction of this process waits for the lock at a time, and nobody who has it waits behind one who has not.
+        self._beginning = ThreadPoolExecutor(1, thread_name_prefix="taskmill-begin")
+        self._ending = ThreadPoolExecutor(2, thread_name_prefix="taskmill-end")
+        self._transactions: set[Tx] = set()
         self._writer = Writer(session)
 
     def _session(self, *, first: bool = False) -> Session:
@@ -156,7 +159,9 @@ class SQLiteEngine:
 
     def _close_readers(self) -> None:
         """Before the writer: the last to close moves the WAL into the file, which a reader may not."""
-        for pool in (self._reader, self._live_thread, self._user_thread):
+        for tx in self._transactions:
+            tx.abandon()
+        for pool in (self._beginning, self._ending, self._reader, self._live_thread):
             pool.shutdown()
         self._live.close()
         self._reader_db.close()
@@ -219,21 +224,44 @@ class SQLiteEngine:
     @contextlib.asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Tx]:
         self._check_open()
-        session = await self._in(self._user_thread, self._begin)
+        session = await self._begun()
         tx = Tx(self, session)
+        self._transactions.add(tx)
         token = _inside.set(tx)
         try:
             yield tx
         except BaseException:
-            tx.open = False
-            await self._in(self._user_thread, session.rollback)
+            await self._leave(tx, session.rollback)
             raise
         else:
-            tx.open = False
-            await self._in(self._user_thread, tx.commit)
+            await self._leave(tx, tx.commit)
         finally:
             _inside.reset(token)
-            await self._in(self._user_thread, session.close)
+
+    async def _leave(self, tx: Tx, end: Callable[[], None]) -> None:
+        if tx.abandoned:
+            raise StoreError("the engine was closed while the transaction was open; nothing of it was written", code="closed", hint="leave it before you close")
+        tx.open = False
+        self._transactions.discard(tx)
+        try:
+            await self._in(self._ending, end)
+        finally:
+            await self._in(self._ending, tx.session.close)
+
+    async def _begun(self) -> Session:
+        """A caller that is cancelled while it waits for the lock must not come to hold it."""
+        beginning = asyncio.ensure_future(self._in(self._beginning, self._begin))
+        try:
+            return await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            beginning.add_done_callback(self._give_up)
+            raise
+
+    def _give_up(self, beginning: asyncio.Future[Session]) -> None:
+        if not beginning.cancelled() and beginning.exception() is None:
+            session = beginning.result()
+            session.rollback()
+            session.close()
 
     def _begin(self) -> Session:
         session = self._session()

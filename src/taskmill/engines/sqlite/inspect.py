@@ -10,6 +10,7 @@ import msgspec
 from taskmill.engine import Count, Filter, Item, Page, Term
 from taskmill.engines.sqlite.rows import (
     CANCEL,
+    COMPLETED,
     NUMBERS,
     ON_FAILURE,
     PENDING,
@@ -133,10 +134,10 @@ def _conditions(which: Filter, now: int) -> tuple[list[str], list[Any]]:
             conditions.append(f"task.{column} IN ({', '.join('?' * len(names))})")
             bindings += sorted(names)
     if which.tenant is not None:
-        conditions.append("task.tenant = ?")
+        conditions.append("task.tenant = ? AND task.tenant <> ''" if which.tenant else "task.tenant = ?")
         bindings.append(which.tenant)
     for name, value in which.tags.items():
-        conditions.append("EXISTS (SELECT 1 FROM taskmill_tag tag WHERE tag.name = ? AND tag.value = ? AND tag.seq = task.seq)")
+        conditions.append("task.seq IN (SELECT seq FROM taskmill_tag WHERE name = ? AND value = ?)")
         bindings += [name, value]
     for text, moment in (("task.created_at >= ?", which.created_from), ("task.created_at < ?", which.created_to)):
         if moment is not None:
@@ -151,7 +152,10 @@ def _state_condition(state: State, now: int) -> tuple[str, list[int]]:
         return "(task.state = 0 OR task.state IN (1, 2, 4) AND task.ready_at <= ?)", [now]
     if number in (SCHEDULED, RETRYING, WAITING):
         return "(task.state = ? AND task.ready_at > ?)", [number, now]
-    return "task.state = ?", [number]
+    if number == COMPLETED:
+        return "task.state = 5", []
+    # With its number in the text, so that the partial index of that state is seen to hold it.
+    return f"(task.state = {number} AND task.state >= 6)" if number > COMPLETED else f"task.state = {number}", []
 
 
 # One task

@@ -82,8 +82,9 @@ class Limit:
         return oldest[0] + self.definition.window if oldest else None
 
     def save(self) -> None:
-        if self.running != self.saved:
-            self.step.db.execute(queries.set_running, (self.running, self.id))
+        if self.running != self.saved or self.started:
+            idle_at = self.step.now + self.definition.window + self.grain if self.started else self.step.now
+            self.step.db.execute(queries.set_running, (self.running, idle_at, self.id))
             self.saved = self.running
         if self.started:
             self._log()

@@ -2,7 +2,7 @@
 SELECT running FROM taskmill_counter WHERE id = ?;
 
 -- name: set_running
-UPDATE taskmill_counter SET running = ? WHERE id = ?;
+UPDATE taskmill_counter SET running = ?, idle_at = max(idle_at, ?) WHERE id = ?;
 
 -- name: used
 SELECT sum(tasks) FROM taskmill_start WHERE counter = ? AND at > ?;

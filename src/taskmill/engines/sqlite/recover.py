@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from msgspec.structs import replace
+
 from taskmill import codec
 from taskmill.engine import Moved, Retention, Term
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.finish import crash
-from taskmill.engines.sqlite.rows import CANCEL, CANCELLED, COMPLETED, DEAD, decode_meta
+from taskmill.engines.sqlite.rows import CANCEL, CANCELLED, COMPLETED, DEAD, RUNNING, decode_meta, json_text
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, Row, fall_slice
 from taskmill.errors import StaleTerm, TaskmillError
 from taskmill.events import Kind
-from taskmill.task import DEFAULT_DEDUPE_WINDOW, ErrorInfo, NewTask, resolve
+from taskmill.task import DEFAULT_DEDUPE_WINDOW, ErrorInfo, NewTask, TypeSettings, resolve
 
 __all__ = ["check_term", "give_back", "leave", "prune", "purge", "recover"]
 
@@ -54,27 +56,37 @@ def _expire(step: Step, n: int) -> int:
 
 
 def _move_types(step: Step, n: int) -> bool:
-    """Tasks of a type that got limits after they were submitted move from the plain line into its lanes."""
+    """Tasks of a type that got limits or a fair key after they were submitted move from the plain line into its lanes, a slice at a time."""
     found = step.db.execute(queries.first_moving).fetchone()
     if found is None:
         return False
-    type_name = found[0]
+    type_name, after = found
     settings = step.settings.types.get(type_name)
-    rows = step.db.execute(queries.plain_of_type, (type_name, n)).fetchall() if settings is not None else []
+    rows = step.db.execute(queries.plain_of_type, (type_name, after, n)).fetchall() if settings is not None else []
     stirred = set()
-    for seq, lane, payload, tenant in rows:
-        try:
-            resolved = resolve(NewTask(type=type_name, payload=payload, tenant=tenant), settings)
-        except TaskmillError:  # its payload has no such key: it stays in the plain line, as it was accepted
-            continue
-        target = step.lane_id(-lane, resolved.share, resolved.limits)
-        step.db.execute(queries.move, (target, step.now, seq))
-        if target > 0:
-            stirred.add(target)
+    for seq, lane, state, payload, tenant, text in rows:
+        if lane < 0 and state < RUNNING and settings is not None and not decode_meta(text).own:
+            target = _move(step, NewTask(type=type_name, payload=payload, tenant=tenant), settings, (seq, lane, text))
+            if target > 0:
+                stirred.add(target)
     lanes.refresh(step, stirred)
-    if len(rows) < n or not stirred:
+    if len(rows) < n:
         step.db.execute(queries.drop_moving, (type_name,))
+    else:
+        step.db.execute(queries.advance_moving, (rows[-1][0], type_name))
     return True
+
+
+def _move(step: Step, new: NewTask, settings: TypeSettings, row: tuple[int, int, str | None]) -> int:
+    seq, lane, text = row
+    try:
+        resolved = resolve(new, settings)
+    except TaskmillError:  # its payload has no such key: it stays in the plain line, as it was accepted
+        return lane
+    target = step.lane_id(-lane, resolved.share, resolved.limits)
+    step.db.execute(queries.move, (target, step.now, seq))
+    step.db.execute(queries.set_meta, (json_text(replace(decode_meta(text), limits=resolved.limits, share=resolved.share)), seq))
+    return target
 
 
 def leave(step: Step, worker: str) -> None:
@@ -144,10 +156,10 @@ def _forget(step: Step, n: int) -> int:
     )
     gone = len(step.db.execute(queries.forget_lanes, (n,)).fetchall())
     gone += len(step.db.execute(queries.forget_shares, (n,)).fetchall())
-    for number, name in step.db.execute(queries.idle_counters, (n,)).fetchall():
-        window = step.settings.limit(name).window
-        step.db.execute(queries.forget_starts, (number, step.now - window))
-        gone += len(step.db.execute(queries.forget_counter, (number,)).fetchall())
+    for (number,) in step.db.execute(queries.idle_counters, (step.now, n)).fetchall():
+        if step.db.execute(queries.forget_counter, (number,)).fetchall():
+            step.db.execute(queries.forget_starts, (number,))
+            gone += 1
     if gone:  # other processes remember them by number
         step.settings_changed = True
         step.forget_names()

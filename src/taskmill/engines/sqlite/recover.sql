@@ -15,13 +15,20 @@ SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions,
 FROM taskmill_task INDEXED BY taskmill_task_until WHERE expires_at IS NOT NULL AND state < 5 AND state <> 3 AND expires_at <= ? AND must_end IS NULL LIMIT ?;
 
 -- name: first_moving
-SELECT type FROM taskmill_moving LIMIT 1;
+SELECT type, after FROM taskmill_moving LIMIT 1;
+
+-- name: advance_moving
+UPDATE taskmill_moving SET after = ? WHERE type = ?;
 
 -- name: drop_moving
 DELETE FROM taskmill_moving WHERE type = ?;
 
 -- name: plain_of_type
-SELECT t.seq, t.lane, b.payload, t.tenant FROM taskmill_task t INDEXED BY taskmill_task_type JOIN taskmill_body b USING (seq) WHERE t.type = ? AND t.lane < 0 AND t.state <= 2 LIMIT ?;
+SELECT t.seq, t.lane, t.state, b.payload, t.tenant, b.meta FROM taskmill_task t INDEXED BY taskmill_task_type JOIN taskmill_body b USING (seq)
+WHERE t.type = ? AND t.seq > ? ORDER BY t.seq LIMIT ?;
+
+-- name: set_meta
+UPDATE taskmill_body SET meta = ? WHERE seq = ?;
 
 -- name: move
 UPDATE taskmill_task SET lane = ?1, state = CASE WHEN ready_at <= ?2 THEN 0 ELSE state END WHERE seq = ?3;
@@ -44,7 +51,7 @@ DELETE FROM taskmill_tag WHERE name = ? AND value = ? AND seq = ?;
 
 -- name: keep_results
 UPDATE taskmill_edge SET kept = 1, result = (SELECT result FROM taskmill_ending WHERE seq = ?1)
-WHERE child = ?1 AND outcome IS NOT NULL AND NOT kept AND parent IN (SELECT seq FROM taskmill_task WHERE state <= 4);
+WHERE child = ?1 AND outcome IS NOT NULL AND NOT kept AND EXISTS (SELECT 1 FROM taskmill_task t WHERE t.seq = taskmill_edge.parent AND t.state <= 4);
 
 -- name: drop_ending
 DELETE FROM taskmill_ending WHERE seq = ?;
@@ -88,11 +95,11 @@ DELETE FROM taskmill_share WHERE id IN (
 RETURNING 1;
 
 -- name: idle_counters
-SELECT id, name FROM taskmill_counter WHERE running = 0 LIMIT ?;
+SELECT id FROM taskmill_counter WHERE running = 0 AND idle_at <= ? LIMIT ?;
 
 -- name: forget_starts
-DELETE FROM taskmill_start WHERE counter = ? AND at <= ?;
+DELETE FROM taskmill_start WHERE counter = ?;
 
 -- name: forget_counter
-DELETE FROM taskmill_counter WHERE id = ?1 AND running = 0 AND NOT EXISTS (SELECT 1 FROM taskmill_start WHERE counter = ?1)
-  AND NOT EXISTS (SELECT 1 FROM taskmill_stand WHERE counter = ?1) AND NOT EXISTS (SELECT 1 FROM taskmill_lane WHERE shut = ?1) RETURNING 1;
+DELETE FROM taskmill_counter WHERE id = ?1
+  AND NOT EXISTS (SELECT 1 FROM taskmill_stand WHERE counter = ?1) AND NOT EXISTS (SELECT 1 FROM taskmill_lane WHERE shut = ?1 AND top IS NOT NULL) RETURNING 1;

@@ -56,6 +56,8 @@ class Meta(msgspec.Struct, frozen=True, omit_defaults=True):
     limits: tuple[str, ...] = ()
     share: str = ""
     order: str | None = None
+    own: bool = False
+    """Its limits or its share are the caller's own, so a change of its type leaves them alone."""
 
 
 NO_META: Final = Meta()
@@ -66,9 +68,9 @@ _progress_decoder = msgspec.json.Decoder(Progress)
 
 def encode_meta(resolved: Resolved) -> str | None:
     new = resolved.new
-    if not (
-        new.headers or new.tags or new.idempotency_key or new.idempotency_window or resolved.unique or resolved.limits or resolved.share or resolved.order_key
-    ):
+    own = new.limits is not None or new.fair_key is not None or new.on_limit is not None
+    named = new.headers or new.tags or new.idempotency_key or new.idempotency_window
+    if not (own or named or resolved.unique or resolved.limits or resolved.share or resolved.order_key):
         return None
     meta = Meta(  # what is empty must be the default itself to be left out: msgspec compares by identity
         headers=dict(new.headers) if new.headers else NO_META.headers,
@@ -79,6 +81,7 @@ def encode_meta(resolved: Resolved) -> str | None:
         limits=resolved.limits,
         share=resolved.share,
         order=resolved.order_key,
+        own=own,
     )
     return msgspec.json.encode(meta).decode()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -378,7 +378,3 @@ def _restore_edges(step: Step, record: Record) -> None:
         outcome = None if edge.outcome is None else NUMBERS[edge.outcome]
         step.db.execute(queries.add_edge, (parent, number, edge.task, ON_FAILURE_NUMBERS[edge.on_failure], outcome, outcome is not None, edge.result))
         step.db.execute(queries.mark_waited, (WAITED, number))
-
-
-def schedule_states(step: Step) -> Mapping[str, bytes]:
-    return dict(step.db.execute(queries.fired).fetchall())

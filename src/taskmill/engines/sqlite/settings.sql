@@ -15,10 +15,11 @@ DELETE FROM taskmill_item WHERE kind = ? AND name = ? AND operator = 1;
 DELETE FROM taskmill_item WHERE kind = ? AND name = ? AND operator = 0 AND app_version <= ?;
 
 -- name: shut_counters
-SELECT DISTINCT c.name FROM taskmill_counter c JOIN taskmill_lane l ON l.shut = c.id WHERE c.name = ?1 OR c.name >= ?1 || ':' AND c.name < ?1 || ';';
+SELECT c.name FROM taskmill_counter c WHERE (c.name = ?1 OR c.name >= ?1 || ':' AND c.name < ?1 || ';')
+  AND EXISTS (SELECT 1 FROM taskmill_stand s WHERE s.counter = c.id);
 
 -- name: add_moving
-INSERT INTO taskmill_moving (type) VALUES (?) ON CONFLICT DO NOTHING;
+INSERT INTO taskmill_moving (type) VALUES (?) ON CONFLICT DO UPDATE SET after = 0;
 
 -- name: schedules_of
 SELECT name, app_version FROM taskmill_item WHERE kind = 'schedule' AND operator = 0 AND app = ?;
@@ -35,9 +36,6 @@ UPDATE taskmill_term SET holder = NULL WHERE role = ? AND number = ? AND holder 
 
 -- name: schedule
 SELECT value, version FROM taskmill_item WHERE kind = 'schedule' AND name = ? ORDER BY operator DESC LIMIT 1;
-
--- name: fired
-SELECT name, value FROM taskmill_item WHERE kind = 'fired';
 
 -- name: request_cancel
 UPDATE taskmill_task SET flags = flags | 2, version = version + 1, updated_at = ? WHERE seq = ? AND NOT flags & 2;

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
+
+import apsw
 
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.writer import Session
@@ -23,20 +26,48 @@ class Tx:
         self.engine = engine
         self.session = session
         self.open = True
+        self.abandoned = False
 
     def execute(self, statement: str, bindings: Any = None) -> Any:
-        return self.session.db.execute(statement, bindings)
+        with self._inside():
+            return self.session.db.execute(statement, bindings)
 
     def executemany(self, statement: str, rows: Iterable[Any]) -> Any:
-        return self.session.db.executemany(statement, rows)
+        with self._inside():
+            return self.session.db.executemany(statement, rows)
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """A user's statement may do everything but end the transaction: what the engine owes to its end would be lost."""
+        if not self.open:
+            raise _ended()
+        self.session.db.authorizer = _no_end
+        try:
+            yield
+        except apsw.AuthError:
+            raise Conflict(
+                "a statement of its own would end the transaction", code="transaction_ended", hint="leave BEGIN, COMMIT and ROLLBACK to the `async with` block"
+            ) from None
+        finally:
+            self.session.db.authorizer = None
 
     def commit(self) -> None:
-        if not self.session.db.in_transaction:
-            self.session.rollback()
-            raise Conflict(
-                "the transaction was ended by a statement of its own", code="transaction_ended", hint="leave COMMIT and ROLLBACK to the `async with` block"
-            )
         self.session.commit()
+
+    def abandon(self) -> None:
+        """The engine is closed under it: nothing of it stays."""
+        self.open = False
+        self.abandoned = True
+        self.session.rollback()
+        self.session.close()
+
+
+def _no_end(operation: int, *_: str | None) -> int:
+    return apsw.SQLITE_DENY if operation == apsw.SQLITE_TRANSACTION else apsw.SQLITE_OK
+
+
+def _ended() -> Conflict:
+    return Conflict("the transaction has ended", code="transaction_ended", field="tx", hint="use it inside its `async with` block")
 
 
 def writable(tx: object, engine: SQLiteEngine) -> Step:
@@ -53,5 +84,5 @@ def writable(tx: object, engine: SQLiteEngine) -> Step:
             "this connection is not one that the engine handed out", code="foreign_connection", field="tx", hint="use `async with app.transaction() as tx`"
         )
     if not tx.open:
-        raise Conflict("the transaction has ended", code="transaction_ended", field="tx", hint="submit inside its `async with` block")
+        raise _ended()
     return tx.session.step

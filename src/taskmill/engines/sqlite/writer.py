@@ -93,7 +93,9 @@ class Job(Generic[Answer]):
     def deliver(self) -> None:
         if self.future.done():
             return
-        if self.error is not None:
+        if isinstance(self.error, StopIteration):  # which a future refuses to carry
+            self.future.set_exception(RuntimeError(f"a step stopped: {self.error!r}"))
+        elif self.error is not None:
             self.future.set_exception(self.error)
         else:
             self.future.set_result(self.answer)
@@ -221,7 +223,10 @@ def _run_apart(step: Step, job: Job[Any]) -> None:
 def _conclude(jobs: list[Job[Any]]) -> None:
     for job in jobs:
         if job.after is not None and job.error is None:
-            job.answer = job.after(job.answer)
+            try:
+                job.answer = job.after(job.answer)
+            except Exception as error:  # the edge of the thread: it is the answer of this one alone
+                job.error = error
 
 
 def _deliver(jobs: list[Job[Any]]) -> None:

@@ -48,6 +48,7 @@ CREATE INDEX taskmill_task_asleep ON taskmill_task (lane) WHERE lane > 0 AND sta
 CREATE INDEX taskmill_task_due   ON taskmill_task (ready_at) WHERE lane > 0 AND state > 0 AND state < 3 OR state = 4;
 CREATE INDEX taskmill_task_held  ON taskmill_task (worker, request) WHERE state = 3;
 CREATE INDEX taskmill_task_ended ON taskmill_task (state, finished_at) WHERE state >= 5;
+CREATE INDEX taskmill_task_failed ON taskmill_task (state, seq) WHERE state >= 6;
 CREATE INDEX taskmill_task_order ON taskmill_task (lane, seq) WHERE flags & 1 AND state <= 4;
 CREATE INDEX taskmill_task_until ON taskmill_task (expires_at) WHERE expires_at IS NOT NULL AND state < 5 AND state <> 3;
 CREATE INDEX taskmill_task_type  ON taskmill_task (type, seq);
@@ -132,6 +133,7 @@ CREATE TABLE taskmill_counter (                      -- one per limit in use: wh
   id      INTEGER PRIMARY KEY,
   name    TEXT    NOT NULL UNIQUE,
   running INTEGER NOT NULL DEFAULT 0,
+  idle_at INTEGER NOT NULL DEFAULT 0,       -- when its window is empty, if nothing starts before
   wake_at INTEGER                           -- when its window has room again and a lane stands at it
 );
 CREATE INDEX taskmill_counter_wake ON taskmill_counter (wake_at) WHERE wake_at IS NOT NULL;
@@ -217,7 +219,8 @@ CREATE TABLE taskmill_held (                         -- unique keys, each with t
 ) WITHOUT ROWID;
 
 CREATE TABLE taskmill_moving (                       -- types that got limits: their older tasks are moved into lanes, in slices
-  type TEXT PRIMARY KEY
+  type  TEXT PRIMARY KEY,
+  after INTEGER NOT NULL DEFAULT 0          -- the last one looked at
 ) WITHOUT ROWID;
 
 CREATE TABLE taskmill_tag (

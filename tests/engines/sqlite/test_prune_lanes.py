@@ -181,6 +181,31 @@ async def test_counters_whose_window_runs_hide_no_others(engine: SQLiteEngine, c
     assert rows(engine)["counter"] == 10
 
 
+async def test_a_window_that_was_made_longer_still_counts_what_has_started(engine: SQLiteEngine, clock: ManualClock) -> None:
+    """The numbers of a limit may change at any time; what it forgets it forgets by those in force."""
+    one = await worker(engine)
+    await submit(engine, new(limits=("rate",)), new(limits=("rate",)))
+    await one.done(*await one.claim(10))
+    clock.advance(30)
+    await engine.put("limit", "rate", b'{"rate": 1, "window": 3600000000}')
+    clock.advance(60)
+    for _ in range(2):
+        await prune(engine)
+    assert await one.claim(10) == [], "two starts within the hour"
+    clock.advance(3_600)
+    assert len(await one.claim(10)) == 1
+
+
+async def test_a_counter_without_lanes_is_kept_as_long_as_its_window_in_force(engine: SQLiteEngine, clock: ManualClock) -> None:
+    assert (await engine.take("rate", 1, "one")).granted
+    clock.advance(30)
+    await engine.put("limit", "rate", b'{"rate": 1, "window": 3600000000}')
+    clock.advance(60)
+    for _ in range(2):
+        await prune(engine)
+    assert not (await engine.take("rate", 1, "two")).granted
+
+
 @pytest.mark.parametrize("kind", LANES)
 async def test_delete_of_a_task_whose_lane_is_gone(engine: SQLiteEngine, kind: str) -> None:
     one = await worker(engine)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 __all__ = ["SOON", "hear", "started"]
 
-SOON = 60.0
+SOON = 20.0
 """Seconds after which a word never comes; nothing is judged by it."""
 ROOT = Path(__file__).parents[3]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -131,8 +132,24 @@ async def test_only_those_who_listen_to_it_are_woken(tmp_path: Path) -> None:
     waker.close()
 
 
-async def test_a_listener_that_comes_at_any_moment_is_woken(tmp_path: Path) -> None:
-    """The folder's time is looked at, not its content; two changes in one tick of the file system must not be one."""
+async def test_a_listener_that_comes_in_the_same_tick_is_woken(tmp_path: Path) -> None:
+    """The folder's time is looked at, not its content; on a file system with a coarse clock two changes may have the same time."""
+    waker = Waker(tmp_path)
+    tick = time.time_ns() + 10 * 1_000_000_000
+    first = waker.listen("work")
+    os.utime(tmp_path, ns=(tick, tick))
+    waker.wake({"work"})
+    second = waker.listen("work")
+    os.utime(tmp_path, ns=(tick, tick))
+    waker.wake({"work"})
+    async with asyncio.timeout(SOON):
+        await second.wait()
+    for each in (first, second):
+        each.close()
+    waker.close()
+
+
+async def test_listeners_that_come_and_go_are_each_woken(tmp_path: Path) -> None:
     waker = Waker(tmp_path)
     for _ in range(300):
         listener = waker.listen("work")

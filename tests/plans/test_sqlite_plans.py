@@ -60,7 +60,7 @@ BY_ID = "INDEX sqlite_autoindex_taskmill_task_1 (id=?)"
 EXACT = {
     "pick.plain": ["INDEX taskmill_task_plain (lane=? AND priority=? AND ready_at>? AND ready_at<?)", BY_NUMBER],
     "pick.lane": ["INDEX taskmill_task_lane (lane=? AND priority=? AND ready_at>?)", BY_NUMBER],
-    "pick.ordered": ["INDEX taskmill_task_order (lane=?)", BY_NUMBER],
+    "pick.ordered": ["PRIMARY KEY (lane=?)", BY_NUMBER, BY_NUMBER],
     "pick.start": [BY_NUMBER],
     "pick.shares": ["INDEX taskmill_share_open (queue=? AND top=?)"],
     "pick.open_shares": ["INDEX taskmill_share_open (queue=? AND top>?)"],
@@ -74,7 +74,7 @@ EXACT = {
     "finish.complete_plain": [BY_ID],
     "finish.complete_known": [BY_NUMBER],
     "lanes.head": ["COVERING INDEX taskmill_task_lane (lane=?)"],
-    "lanes.ordered_head": ["INDEX taskmill_task_order (lane=?)"],
+    "lanes.ordered_head": ["PRIMARY KEY (lane=?)", BY_NUMBER],
     "lanes.share_top": ["INDEX taskmill_lane_open (share=? AND top>?)"],
     "lanes.standing_queues": ["COVERING INDEX taskmill_stand_best (counter=?)"],
     "lanes.best_shares": ["COVERING INDEX taskmill_stand_best (counter=? AND queue=?)"],
@@ -91,7 +91,7 @@ EXACT = {
     "transitions.lower_edges": [BY_NUMBER],
     "recover.held_by": ["INDEX taskmill_task_held (worker=?)"],
     "recover.held_up_to": ["INDEX taskmill_task_held (worker=? AND request<?)"],
-    "recover.expired": ["INDEX taskmill_task_until (expires_at>? AND expires_at<?)"],
+    "recover.due_expiries": ["PRIMARY KEY (at<?)"],
 }
 
 

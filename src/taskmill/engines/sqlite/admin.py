@@ -12,6 +12,7 @@ from taskmill.engines.sqlite.rows import (
     CANCELLED,
     COMPLETED,
     FAR,
+    ORDERED,
     PENDING,
     RUNNING,
     STATES,
@@ -132,6 +133,9 @@ def _open_again(moves: Moves, row: Row, from_start: bool, lane: int) -> None:
         row.flags &= ~UNWIND
     state, ready_at = (WAITING, FAR) if row.open_edges else (PENDING, step.now)
     step.db.execute(queries.open_again, (state, ready_at, row.flags, lane, from_start, row.version, step.now, row.seq))
+    step.db.execute(queries.add_expiry, (row.seq,))
+    if row.flags & ORDERED:
+        step.db.execute(queries.add_ordered, (lane, row.seq))
     row.state = state
     row.version += 1
     step.woke = True

@@ -34,6 +34,12 @@ UPDATE taskmill_task SET state = ?1, ready_at = ?2, flags = ?3, lane = ?4, failu
   expires_at = CASE WHEN expires_at > ?7 THEN expires_at END, opened = ?6, version = version + 1, updated_at = ?7
 WHERE seq = ?8;
 
+-- name: add_ordered
+INSERT INTO taskmill_ordered (lane, seq) VALUES (?, ?) ON CONFLICT DO NOTHING;
+
+-- name: add_expiry
+INSERT INTO taskmill_expiry (at, seq) SELECT expires_at, seq FROM taskmill_task WHERE seq = ? AND expires_at IS NOT NULL ON CONFLICT DO NOTHING;
+
 -- name: owed
 SELECT 1 FROM taskmill_outbox WHERE subject = ?1 UNION ALL SELECT 1 FROM taskmill_falling WHERE seq = ?2;
 

@@ -81,7 +81,7 @@ def claim(step: Step, worker: str, request: int, queues: Sequence[str], room: Ro
     if taken:
         step.db.execute(queries.note_request, (request, worker))
     next_at = None if more or picker.slots == 0 else _next_at(step, queues)
-    return Taken(worker, taken, _limits(step, taken), _extras(step, taken), next_at, more)
+    return Taken(worker, taken, _limits(step, taken), _extras(step, taken) if picker.flagged else {}, next_at, more)
 
 
 def _next_at(step: Step, queues: Sequence[str]) -> int | None:

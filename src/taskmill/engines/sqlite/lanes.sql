@@ -24,8 +24,7 @@ SELECT priority, ready_at, seq FROM taskmill_task INDEXED BY taskmill_task_lane
 WHERE lane = ?1 AND lane > 0 AND state = 0 ORDER BY priority DESC, ready_at, seq LIMIT 1;
 
 -- name: ordered_head
-SELECT state, priority, ready_at, seq, type FROM taskmill_task INDEXED BY taskmill_task_order
-WHERE lane = ? AND flags & 1 AND state <= 4 ORDER BY seq LIMIT 1;
+SELECT t.state, t.priority, t.ready_at, t.seq, t.type FROM taskmill_ordered o JOIN taskmill_task t USING (seq) WHERE o.lane = ? ORDER BY o.seq LIMIT 1;
 
 -- name: set_head
 -- One that got better leaves the limit it stood at: if there is room, it belongs to the best. Looked at in vain, it goes back.

@@ -37,11 +37,20 @@ class Live:
         except WrongStore as error:
             if error.code not in {"not_a_database", "damaged_store"}:
                 raise
-            for suffix in ("", "-wal", "-shm"):
-                with contextlib.suppress(FileNotFoundError):
-                    Path(f"{self._path}{suffix}").unlink()
+            self._remove()
             self._db = self._connect()
         self._file = self._path.stat().st_ino
+
+    def _remove(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"{self._path}{suffix}").unlink()
+
+    def replace(self) -> None:
+        """Begin anew; every lease is given one lease more."""
+        self._db.close()
+        self._remove()
+        self._open()
 
     def follow(self) -> None:
         """Somebody removed the file: what is written to the one that is gone nobody would read."""

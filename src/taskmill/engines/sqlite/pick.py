@@ -64,6 +64,8 @@ class Picker:
         self.taken: list[tuple[Found, int, int, int]] = []
         self.passed_over = 0
         self.more = False
+        self.flagged = False
+        """Whether any task taken has more than its row."""
 
     def pick(self, queues: Sequence[str]) -> None:
         """Every queue gets an equal part first, then what others leave; the one that goes first changes with the request."""
@@ -173,9 +175,11 @@ class Picker:
         step.db.executemany(queries.start, started)
         step.leases.update(zip(tokens, [(row[SEQ], row[ID], row[FLAGS], row[LANE]) for row in rows], strict=True))
         self.taken += [(row, token, now, 1) for token, row in zip(tokens, rows, strict=True)]
-        for row in rows:
-            if row[FLAGS] & UNIQUE_STARTED:
-                step.db.execute(queries.free_unique, (row[SEQ],))
+        if any(map(itemgetter(FLAGS), rows)):
+            self.flagged = True
+            for row in rows:
+                if row[FLAGS] & UNIQUE_STARTED:
+                    step.db.execute(queries.free_unique, (row[SEQ],))
         if step.listening:
             self._tell(rows)
 
@@ -352,6 +356,8 @@ class _QueuePicker:
 
     def _pass_over_foreign(self) -> None:
         """Open lanes that are not for this worker must not keep the room of their limits from those that are: as many more are opened."""
+        if self.alone and self.unnamed is None:  # no lane is open
+            return
         opened = True
         while opened:
             foreign = self.step.db.execute(queries.foreign_lanes, (self.id, self.picker.types())).fetchall()

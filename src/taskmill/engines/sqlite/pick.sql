@@ -16,7 +16,7 @@ ORDER BY t.ready_at, t.seq LIMIT ?5;
 -- name: ordered
 SELECT t.seq, t.id, t.type, t.queue, t.priority, t.ready_at, t.version, t.executions, t.failures, t.crashes, t.flags, t.created_at, t.expires_at, t.tenant,
   t.must_end, t.phase, t.lane, b.payload, b.retry, b.timeout, b.max_crashes, b.meta
-FROM taskmill_task t INDEXED BY taskmill_task_order JOIN taskmill_body b USING (seq) WHERE t.lane = ? AND t.flags & 1 AND t.state <= 4 ORDER BY t.seq LIMIT 1;
+FROM taskmill_ordered o JOIN taskmill_task t USING (seq) JOIN taskmill_body b USING (seq) WHERE o.lane = ? ORDER BY o.seq LIMIT 1;
 
 -- name: start
 UPDATE taskmill_task SET state = 3, token = ?1, worker = ?2, request = ?3, claimed_at = ?4, updated_at = ?4, started_at = NULL,

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from taskmill import codec
+from taskmill.clock import SECOND
 from taskmill.engine import Moved, Retention, Term
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.finish import crash
@@ -47,12 +48,21 @@ def recover(step: Step, dead: Collection[str], n: int) -> Moved:
 
 
 def _expire(step: Step, n: int) -> int:
+    """Tasks whose time is over before they run. One that runs is looked at again later; one that must end already is left to its handler."""
     moves = Moves(step)
-    rows = [Row(*row) for row in step.db.execute(queries.expired, (step.now, n)).fetchall()]
-    for row in rows:
-        moves.cancel(row, ErrorInfo("expired", "its time was over before it could run"), reason="expired")
+    due = step.db.execute(queries.due_expiries, (step.now, n)).fetchall()
+    for at, seq in due:
+        step.db.execute(queries.drop_expiry, (at, seq))
+        found = step.db.execute(queries.row, (seq,)).fetchone()
+        row = None if found is None else Row(*found)
+        if row is None or row.state >= COMPLETED or row.must_end is not None:
+            continue
+        if row.state == RUNNING:
+            step.db.execute(queries.add_expiry, (step.now + SECOND, seq))
+        else:
+            moves.cancel(row, ErrorInfo("expired", "its time was over before it could run"), reason="expired")
     moves.settle()
-    return len(rows)
+    return len(due)
 
 
 def _move_types(step: Step, n: int) -> bool:
@@ -156,8 +166,11 @@ def _forget(step: Step, n: int) -> int:
     )
     gone = len(step.db.execute(queries.forget_lanes, (n,)).fetchall())
     gone += len(step.db.execute(queries.forget_shares, (n,)).fetchall())
-    for (number,) in step.db.execute(queries.idle_counters, (step.now, n)).fetchall():
-        if step.db.execute(queries.forget_counter, (number,)).fetchall():
+    for number, name, newest in step.db.execute(queries.idle_counters, (step.now, n)).fetchall():
+        empty_at = 0 if newest is None else newest + step.settings.limit(name).window
+        if empty_at > step.now:  # its window was made longer since
+            step.db.execute(queries.set_idle_at, (empty_at, number))
+        elif step.db.execute(queries.forget_counter, (number,)).fetchall():
             step.db.execute(queries.forget_starts, (number,))
             gone += 1
     if gone:  # other processes remember them by number

@@ -9,10 +9,18 @@ FROM taskmill_task INDEXED BY taskmill_task_held WHERE worker = ? AND request <=
 -- name: drop_worker
 DELETE FROM taskmill_worker WHERE id = ? RETURNING id;
 
--- name: expired
--- One that unwinds is never expired twice: its handler has the word.
+-- name: due_expiries
+SELECT at, seq FROM taskmill_expiry WHERE at <= ? ORDER BY at, seq LIMIT ?;
+
+-- name: drop_expiry
+DELETE FROM taskmill_expiry WHERE at = ? AND seq = ?;
+
+-- name: add_expiry
+INSERT INTO taskmill_expiry (at, seq) VALUES (?, ?) ON CONFLICT DO NOTHING;
+
+-- name: row
 SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end
-FROM taskmill_task INDEXED BY taskmill_task_until WHERE expires_at IS NOT NULL AND state < 5 AND state <> 3 AND expires_at <= ? AND must_end IS NULL LIMIT ?;
+FROM taskmill_task WHERE seq = ?;
 
 -- name: first_moving
 SELECT type, after FROM taskmill_moving LIMIT 1;
@@ -95,7 +103,10 @@ DELETE FROM taskmill_share WHERE id IN (
 RETURNING 1;
 
 -- name: idle_counters
-SELECT id FROM taskmill_counter WHERE running = 0 AND idle_at <= ? LIMIT ?;
+SELECT id, name, (SELECT max(at) FROM taskmill_start s WHERE s.counter = c.id) FROM taskmill_counter c WHERE running = 0 AND idle_at <= ? LIMIT ?;
+
+-- name: set_idle_at
+UPDATE taskmill_counter SET idle_at = ? WHERE id = ?;
 
 -- name: forget_starts
 DELETE FROM taskmill_start WHERE counter = ?;

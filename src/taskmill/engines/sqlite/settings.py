@@ -318,6 +318,10 @@ def _restore(step: Step, record: Record) -> bool:
             "progress": None if task.progress is None else encode_progress(task.progress),
         },
     )  # fmt: skip
+    if task.order_key is not None and not ended:
+        step.db.execute(queries.add_ordered, (lane, seq))
+    if task.expires_at is not None and not ended:
+        step.db.execute(queries.add_expiry, (task.expires_at, seq))
     _restore_parts(step, seq, record)
     if lane > 0:
         lanes.refresh(step, (lane,))

@@ -61,6 +61,12 @@ INSERT INTO taskmill_task (seq, id, type, queue, tenant, lane, state, priority, 
 VALUES (:seq, :id, :type, :queue, :tenant, :lane, :state, :priority, :ready_at, :version, :executions, :failures, :crashes, :flags, :open_edges,
   :created_at, :updated_at, :expires_at, :finished_at, :token, :worker, :started_at, :started_at, :must_end, :phase, :progress);
 
+-- name: add_ordered
+INSERT INTO taskmill_ordered (lane, seq) VALUES (?, ?) ON CONFLICT DO NOTHING;
+
+-- name: add_expiry
+INSERT INTO taskmill_expiry (at, seq) VALUES (?, ?) ON CONFLICT DO NOTHING;
+
 -- name: add_body
 INSERT INTO taskmill_body (seq, payload, retry, timeout, max_crashes, run_at, meta) VALUES (?, ?, ?, ?, ?, ?, ?);
 

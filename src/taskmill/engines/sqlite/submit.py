@@ -378,6 +378,10 @@ class _Batch:
             db.execute(queries.add_ending, (draft.seq, encode_error(draft.error)))
             self.step.owe("ended", new.id, {"id": new.id, "type": new.type, "queue": draft.resolved.queue, "state": "dead", "version": 1})
             self.step.owe("dead", new.id, {"id": new.id, "type": new.type, "queue": draft.resolved.queue, "state": "dead", "version": 1})
+        if draft.flags & ORDERED and draft.error is None:
+            db.execute(queries.add_ordered, (draft.lane, draft.seq))
+        if new.expires_at is not None:
+            db.execute(queries.add_expiry, (new.expires_at, draft.seq))
         if new.tags:
             db.executemany(queries.add_tag, [(name, value, draft.seq) for name, value in new.tags.items()])
         if draft.flags & (UNIQUE_STARTED | UNIQUE_ENDED) and draft.resolved.unique is not None:

@@ -8,6 +8,12 @@ VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12, ?13);
 -- name: add_body
 INSERT INTO taskmill_body (seq, payload, retry, timeout, max_crashes, run_at, meta) VALUES (?, ?, ?, ?, ?, ?, ?);
 
+-- name: add_ordered
+INSERT INTO taskmill_ordered (lane, seq) VALUES (?, ?) ON CONFLICT DO NOTHING;
+
+-- name: add_expiry
+INSERT INTO taskmill_expiry (at, seq) VALUES (?, ?) ON CONFLICT DO NOTHING;
+
 -- name: add_ending
 INSERT INTO taskmill_ending (seq, error) VALUES (?, ?);
 

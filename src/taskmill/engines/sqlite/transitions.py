@@ -181,6 +181,7 @@ class Moves:
         if lane > 0:
             self.freed[lane] = self.freed.get(lane, 0) + 1
             if flags & ORDERED:
+                self.step.db.execute(queries.leave_order, (lane, seq))
                 self.stirred.add(lane)
 
     def _let_go(self, row: Row, state: int) -> None:
@@ -188,6 +189,8 @@ class Moves:
             self.step.db.execute(queries.release_unique, (row.seq,))
         if row.flags & SIGNALS:
             self.step.db.execute(queries.forget_signals, (row.seq,))
+        if row.flags & ORDERED:
+            self.step.db.execute(queries.leave_order, (row.lane, row.seq))
         if row.flags & WAITED:
             self.fallen.append((row.seq, state))
 

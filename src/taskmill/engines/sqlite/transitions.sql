@@ -34,6 +34,9 @@ DELETE FROM taskmill_held WHERE (tenant, type, key) IN (
 -- name: forget_signals
 DELETE FROM taskmill_signal WHERE seq = ?;
 
+-- name: leave_order
+DELETE FROM taskmill_ordered WHERE lane = ? AND seq = ?;
+
 -- name: open_edges
 SELECT id, parent, child, on_failure FROM taskmill_edge WHERE child = ? AND outcome IS NULL AND id > ? ORDER BY id LIMIT ?;
 

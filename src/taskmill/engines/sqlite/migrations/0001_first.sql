@@ -49,8 +49,6 @@ CREATE INDEX taskmill_task_due   ON taskmill_task (ready_at) WHERE lane > 0 AND 
 CREATE INDEX taskmill_task_held  ON taskmill_task (worker, request) WHERE state = 3;
 CREATE INDEX taskmill_task_ended ON taskmill_task (state, finished_at) WHERE state >= 5;
 CREATE INDEX taskmill_task_failed ON taskmill_task (state, seq) WHERE state >= 6;
-CREATE INDEX taskmill_task_order ON taskmill_task (lane, seq) WHERE flags & 1 AND state <= 4;
-CREATE INDEX taskmill_task_until ON taskmill_task (expires_at) WHERE expires_at IS NOT NULL AND state < 5 AND state <> 3;
 CREATE INDEX taskmill_task_type  ON taskmill_task (type, seq);
 CREATE INDEX taskmill_task_tenant ON taskmill_task (tenant, seq) WHERE tenant <> '';
 
@@ -117,6 +115,19 @@ CREATE INDEX taskmill_lane_open ON taskmill_lane (share, top DESC, head_at, head
 CREATE INDEX taskmill_lane_shut ON taskmill_lane (shut, share, top DESC, head_at, head_seq) WHERE top IS NOT NULL AND shut IS NOT NULL;
 CREATE INDEX taskmill_lane_needs ON taskmill_lane (queue) WHERE needs <> '' AND top IS NOT NULL AND shut IS NULL AND limits <> '[]';
 CREATE INDEX taskmill_lane_idle ON taskmill_lane (id) WHERE top IS NULL;
+
+-- These two are no indexes of task, because every update of a task pays for each of its partial indexes, whether it stands in it or not.
+CREATE TABLE taskmill_ordered (             -- tasks with an order key that have not ended
+  lane INTEGER NOT NULL,
+  seq  INTEGER NOT NULL,
+  PRIMARY KEY (lane, seq)
+) WITHOUT ROWID;
+
+CREATE TABLE taskmill_expiry (              -- when to look whether a task has expired
+  at  INTEGER NOT NULL,
+  seq INTEGER NOT NULL,
+  PRIMARY KEY (at, seq)
+) WITHOUT ROWID;
 
 CREATE TABLE taskmill_stand (               -- shares that have lanes shut at a limit, so that its room goes round in turn
   counter INTEGER NOT NULL,

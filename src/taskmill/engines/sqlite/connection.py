@@ -148,7 +148,8 @@ class WriteLock:
 
     Two locks in a row: whoever holds the first (the turn) is next for the second and no one can overtake it, so a process that has just written must wait for
     those that came while it did. Those who wait for the turn stand in the kernel's queue, which wakes them all and lets the quickest win: not first come first
-    served, but nobody is passed over for long. It only keeps order: what keeps writers apart is SQLite's own lock. So whoever waits too long here (somebody in the queue was paused, or writes for long) goes on without it.
+    served, but nobody is passed over for long. It only keeps order: what keeps writers apart is SQLite's own lock. So whoever waits too long here (somebody in
+    the queue was paused, or writes for long) goes on without it.
     """
 
     def __init__(self, folder: Path) -> None:

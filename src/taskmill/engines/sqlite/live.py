@@ -14,7 +14,7 @@ from taskmill.clock import Clock
 from taskmill.engine import Durability, Term
 from taskmill.engines.sqlite.connection import connect
 from taskmill.engines.sqlite.sql import Database, load
-from taskmill.errors import WrongStore
+from taskmill.errors import TaskmillError
 
 __all__ = ["Live"]
 
@@ -34,8 +34,8 @@ class Live:
     def _open(self) -> None:
         try:
             self._db: Database = self._connect()
-        except WrongStore as error:
-            if error.code not in {"not_a_database", "damaged_store"}:
+        except TaskmillError as error:
+            if error.code not in {"not_a_database", "damaged_store", "disk_error"}:
                 raise
             self._remove()
             self._db = self._connect()

@@ -117,7 +117,7 @@ def _micros(value: DurationLike, field: str) -> int:
         text = value.strip()
         parts = _DURATION.findall(text)
         if parts and "".join(number + unit for number, unit in parts) == text:
-            return sum(round(min(float(number), _BEYOND) * _UNITS[unit]) for number, unit in parts)
+            return sum(round(min(float(number) * _UNITS[unit], _BEYOND * SECOND)) for number, unit in parts)
     raise InvalidInput(
         f"{_shown(value)} is not a duration", code="invalid_duration", field=field, hint='write "250ms", "90s", "10m", "2h", "1d", or a number of seconds'
     )

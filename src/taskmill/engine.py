@@ -159,7 +159,7 @@ class Claimed(Struct, frozen=True, gc=False):
     checkpoints: Mapping[str, bytes]
     signals: tuple[Signal, ...]
     results: tuple[EdgeResult, ...]
-    """The edges of this task, the first 1,000; `get` with `edges_after` shows the rest."""
+    """The edges of this task, the first 1,000; `edges` shows the rest."""
 
 
 class Claim(Struct, frozen=True):

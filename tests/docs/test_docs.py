@@ -8,17 +8,28 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import apsw
 import pytest
 
 from taskmill.cli import main
-from taskmill.engine import Engine
+from taskmill.clock import SECOND, ManualClock
+from taskmill.engine import EVERYTHING, VERBS, Call, Durability, Engine, Filter
 from taskmill.engines import create, schema
-from taskmill.engines.sqlite import sql
+from taskmill.engines.sqlite import migrate, pick, sql
+from taskmill.engines.sqlite.check import LITTLE_SPACE
+from taskmill.engines.sqlite.connection import PATIENCE, connect
+from taskmill.engines.sqlite.engine import COUNTS_AGE, SQLiteEngine
+from taskmill.engines.sqlite.inspect import matching
+from taskmill.engines.sqlite.sql import Database
+from taskmill.engines.sqlite.step import MOST_LEASES, RING
+from taskmill.engines.sqlite.transitions import EDGE_SLICE
+from taskmill.engines.sqlite.waiting import LISTEN
+from taskmill.errors import Conflict
 from taskmill.task import Priority, State, Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,7 +156,16 @@ def statements() -> list[tuple[str, str, str]]:
 
 
 def test_the_page_shows_the_statements_of_a_claim() -> None:
-    assert {f"{file}.{query}" for file, query, _ in statements()} >= {"claim.plain", "claim.lane", "claim.start", "lanes.open_best"}
+    assert {f"{file}.{query}" for file, query, _ in statements()} >= {
+        "pick.plain",
+        "pick.shares",
+        "pick.oldest_lanes",
+        "pick.lane",
+        "pick.ordered",
+        "pick.start",
+        "lanes.open_best",
+        "finish.complete_known",
+    }
 
 
 @pytest.mark.parametrize(("file", "query", "shown"), [pytest.param(*found, id=f"{found[0]}-{found[1]}") for found in statements()])
@@ -162,12 +182,115 @@ def names_in_the_schema(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 
 def test_every_table_is_described_once(names_in_the_schema: dict[str, str]) -> None:
-    described = [word for row in table(SQLITE, "The schema") for word in code_words(row[:1])]
+    described = [word for row in table(SQLITE, "The schema") for word in code_words(row[:1]) if names_in_the_schema.get(word) != "index"]
     assert sorted(described) == sorted(name for name, kind in names_in_the_schema.items() if kind == "table")
 
 
 def test_no_table_or_index_is_named_that_does_not_exist(names_in_the_schema: dict[str, str]) -> None:
     assert set(re.findall(r"\btaskmill_[a-z_]*[a-z]\b", text(SQLITE))) <= names_in_the_schema.keys()
+
+
+def test_every_index_of_the_tasks_is_described_once(names_in_the_schema: dict[str, str]) -> None:
+    described = [word for row in table(SQLITE, "The schema") for word in code_words(row[:1]) if names_in_the_schema.get(word) == "index"]
+    assert sorted(described) == sorted(name for name, kind in names_in_the_schema.items() if kind == "index" and name.startswith("taskmill_task_"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apsw.Connection]:
+    """An empty store on a connection as the engine has it."""
+    connection = connect(tmp_path_factory.mktemp("connection") / "store.db", durability=Durability.FSYNC, busy_timeout=SECOND)
+    migrate.migrate(connection, ManualClock())
+    yield cast("apsw.Connection", connection)
+    connection.close()
+
+
+def test_columns_that_the_page_explains_exist(store: apsw.Connection) -> None:
+    explained = {"edge": ["kept", "result"], "lane": ["needs"], "counter": ["idle_at"], "moving": ["after"]}
+    rows = {word: row[1] for row in table(SQLITE, "The schema") for word in code_words(row[:1])}
+    for name, columns in explained.items():
+        assert code_words([rows[f"taskmill_{name}"]]) == columns
+        assert set(columns) <= {str(row[1]) for row in store.execute(f"PRAGMA table_info(taskmill_{name})")}
+
+
+def test_a_connection_is_set_as_the_page_says(store: apsw.Connection, tmp_path: Path) -> None:
+    rows = {code_words(row[:1])[0]: code_words(row[1:2]) for row in table(SQLITE, "The connection")}
+    assert {name: [str(store.pragma(name))] for name in rows} == {name: values[:1] for name, values in rows.items()}
+    assert store.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, -1) == 1
+    with closing(cast("apsw.Connection", connect(tmp_path / "local.db", durability=Durability.LOCAL, busy_timeout=SECOND))) as local:
+        assert str(local.pragma("synchronous")) == rows["synchronous"][2]
+
+
+def test_no_condition_of_an_index_has_a_list(store: apsw.Connection) -> None:
+    conditions = [str(text).partition(" WHERE ")[2] for (text,) in store.execute("SELECT sql FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL")]
+    assert [condition for condition in conditions if " IN " in condition] == []
+
+
+FILTERS: dict[str, list[Filter]] = {
+    "one of `dead`, `cancelled`": [Filter(states=frozenset({state})) for state in (State.DEAD, State.CANCELLED)],
+    "one type": [Filter(types=frozenset({"mail"}))],
+    "tenant": [Filter(tenant="acme")],
+    "tags": [Filter(tags={"customer": "acme"})],
+    "none": [EVERYTHING],
+    "queue": [Filter(queues=frozenset({"default"}))],
+    "no tenant": [Filter(tenant="")],
+    "time of creation": [Filter(created_from=1, created_to=2)],
+}
+
+
+def plan(store: apsw.Connection, which: Filter) -> str:
+    """How SQLite looks for a page of these tasks."""
+    asked: list[tuple[str, object]] = []
+
+    def note(_: object, statement: str, bindings: object) -> bool:
+        asked.append((statement, bindings))
+        return True
+
+    store.exec_trace = note
+    try:
+        matching(cast("Database", store), which, None, 10, 0)
+    finally:
+        store.exec_trace = None
+    statement, bindings = asked[0]
+    return "; ".join(str(row[3]) for row in store.execute(f"EXPLAIN QUERY PLAN {statement}", cast("tuple[str, ...]", bindings)))
+
+
+def test_filters_go_by_what_the_page_says(store: apsw.Connection) -> None:
+    rows = table(SQLITE, "Inspection")
+    asked = {row[0]: FILTERS.get(row[0]) or [Filter(states=frozenset({State(word)})) for word in code_words(row[:1])] for row in rows}
+    assert {state for filters in asked.values() for each in filters for state in each.states} == set(State)
+    for said, goes_by, _ in rows:
+        for which in asked[said]:
+            found = plan(store, which)
+            index = code_words([goes_by])
+            assert (f" {index[0]} " in found) if index else (found == "SCAN task"), (said, found)
+            assert "TEMP B-TREE" not in found
+
+
+@pytest.mark.parametrize("which", [Filter(types=frozenset({"a", "b"})), Filter(states=frozenset({State.DEAD, State.CANCELLED}))])
+def test_two_of_a_kind_are_sorted_as_the_page_says(store: apsw.Connection, which: Filter) -> None:
+    found = plan(store, which)
+    assert "SCAN" not in found
+    assert "USE TEMP B-TREE FOR ORDER BY" in found
+
+
+def default_of(function: Callable[..., object], parameter: str) -> int:
+    return cast("int", inspect.signature(function).parameters[parameter].default)
+
+
+NUMBERS = {
+    "How a claim proceeds": [f"up to {pick.QUANTUM} tasks"],
+    "How a finish proceeds": [f"up to {MOST_LEASES:,}", f"slices of {EDGE_SLICE}"],
+    "Inspection": [f"from memory for {COUNTS_AGE // SECOND} s"],
+    "The write lock": [f"waited {PATIENCE} s", f"`busy_timeout` ({default_of(SQLiteEngine, 'busy_timeout') // SECOND} s)"],
+    "Wake-ups": [f"a ring of {RING:,}", f"for {LISTEN // SECOND} s at a time"],
+    "The live file": [f"not renewed for {default_of(SQLiteEngine, 'term') // SECOND} s"],
+    "What is promised": [f"less than {LITTLE_SPACE >> 20} MiB"],
+}
+
+
+@pytest.mark.parametrize("title", NUMBERS)
+def test_numbers_in_the_page_are_the_code_s_own(title: str) -> None:
+    assert [number for number in NUMBERS[title] if number not in " ".join(section(SQLITE, title).split())] == []
 
 
 def test_every_finding_of_check_is_explained() -> None:
@@ -187,6 +310,23 @@ def test_every_refusal_of_a_path_is_listed() -> None:
     refusals = codes_of("WrongStore", ENGINE / "connection.py") | codes_of("WrongStore", ENGINE / "migrate.py")
     assert listed <= refusals
     assert refusals - listed <= {"cannot_open"}
+
+
+@pytest.mark.parametrize("statement", ["BEGIN", "COMMIT", "ROLLBACK"])
+async def test_what_a_transaction_refuses_as_the_page_says(tmp_path: Path, statement: str) -> None:
+    page = section(SQLITE, "Your own transaction")
+    engine = create(f"sqlite:///{tmp_path / 'store.db'}")
+    await engine.open()
+    async with engine.transaction() as tx:
+        with pytest.raises(Conflict) as ended:
+            tx.execute(statement)
+        with pytest.raises(Conflict) as inside:
+            await engine.get([])
+        tx.execute("SAVEPOINT mine")
+    assert f"`{statement}`" in page
+    assert f"`{ended.value.code}`" in page
+    assert f"`{inside.value.code}`" in page
+    await engine.close()
 
 
 async def test_a_backup_as_the_page_has_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,10 +359,27 @@ def test_the_table_of_verbs_is_the_contract() -> None:
     assert len(rows) == len(verbs())
 
 
+def test_the_number_of_verbs_is_the_contract_s() -> None:
+    for page in (ROOT / "docs" / "ARCHITECTURE.md", ROOT / "CHANGELOG.md"):
+        assert re.findall(r"(\d+) verbs", text(page)) == [str(len(VERBS))]
+
+
+def test_what_a_call_tells_is_named() -> None:
+    found = re.search(r"tells a `Call` \(([^)]*)\)", text(ROOT / "docs" / "ARCHITECTURE.md"))
+    assert found is not None
+    assert [re.split(r" of its ", part)[0] for part in found[1].split(", ")] == list(Call.__struct_fields__)
+
+
+def test_every_file_of_the_engine_is_described() -> None:
+    rows = [row for row in table(ROOT / "docs" / "ARCHITECTURE.md", "The source tree") if len(row) == 2]
+    described = [word for row in rows for word in code_words(row[:1])]
+    assert sorted(described) == sorted(path.stem for path in ENGINE.glob("*.py") if path.stem != "__init__")
+
+
 def test_the_tree_names_every_module() -> None:
     """A module that exists is in the table of layers, and marked as here."""
     rows = table(ROOT / "docs" / "ARCHITECTURE.md", "The source tree")
-    here = {word.rstrip("/") for row in rows if row[2] for word in code_words(row[:1])}
+    here = {word.rstrip("/") for row in rows if len(row) == 3 and row[2] for word in code_words(row[:1])}
     found = {path.stem for path in (ROOT / "src" / "taskmill").iterdir() if (path.suffix == ".py" or path.is_dir()) and not path.name.startswith("_")}
     assert found == here
 

@@ -1,8 +1,8 @@
 """Which tasks a claim takes: priority, then turn between shares, then age (promise 12), and only what every limit admits.
 
-Most queues have nothing but their plain line, which is one ordered read. Where lanes are open, each visit asks the store for the best share and its oldest
-open lane, and takes at most a quantum from it. What was taken is written in one go; a lane whose next task is not known without looking is looked at only
-after that, so every visit sees the truth.
+Most queues have nothing but their plain line, which is one ordered read. Where lanes are open, each visit takes at most a quantum from the
+oldest open lane of the share whose turn it is. The oldest lanes are read a few at once and visited in memory, and the next task of a lane is read along. What
+was taken is written in one go; a lane whose next task is not known without looking is looked at only after that, so every visit sees the truth.
 
 A task in the way that this claim may not take (a type the worker does not know or has no room for) is moved into a lane of its own type, once; one that has
 expired is ended. Both are bounded, and `more` says when a bound was reached.

@@ -7,13 +7,14 @@ answer is built after the commit, when the write lock is no longer held: two pro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from types import MappingProxyType
 
 import msgspec
 
 from taskmill.engine import Claim, Claimed, Room
 from taskmill.engines.sqlite import lanes
-from taskmill.engines.sqlite.pick import FLAGS, LANE, SEQ, Found, Picker
+from taskmill.engines.sqlite.pick import FLAGS, LANE, SEQ, Batch, Found, Picker
 from taskmill.engines.sqlite.rows import (
     CHECKPOINTS,
     DEFAULT_RETRY,
@@ -54,10 +55,10 @@ NO_EXTRAS = Extras()
 
 
 class Taken(msgspec.Struct):
-    """What a claim took, as it was read: (row, token, claimed_at, how much its start raised version and attempt), and limits by lane, extras by task."""
+    """What a claim took, with limits by lane and extras by task."""
 
     worker: str
-    rows: Sequence[tuple[Found, int, int, int]]
+    batches: Sequence[Batch]
     limits: dict[int, tuple[str, ...]]
     extras: dict[int, Extras]
     next_at: int | None
@@ -70,7 +71,7 @@ def claim(step: Step, worker: str, request: int, queues: Sequence[str], room: Ro
         raise Conflict(f"worker {worker} is not registered (any more)", code="unknown_worker", field="worker", hint="join under a new id")
     types, last = known
     if request <= last:  # asked again: what it still holds of that request; never anything new
-        held = [(row[:-2], row[-2], row[-1], 0) for row in step.db.execute(queries.held, (worker, request)).fetchall()]
+        held = [Batch([row[:-2]], [row[-2]], row[-1], 0) for row in step.db.execute(queries.held, (worker, request)).fetchall()]
         return Taken(worker, held, _limits(step, held), _extras(step, held), None, True)
     more = lanes.open_due(step)
     more |= fall_slice(step)
@@ -93,12 +94,13 @@ def _next_at(step: Step, queues: Sequence[str]) -> int | None:
     return min((time for time in times if time is not None and time < FAR), default=None)
 
 
-def _limits(step: Step, taken: Sequence[tuple[Found, int, int, int]]) -> dict[int, tuple[str, ...]]:
-    return {lane: step.lane(lane).limits if lane > 0 else () for lane in {row[LANE] for row, _, _, _ in taken}}
+def _limits(step: Step, taken: Sequence[Batch]) -> dict[int, tuple[str, ...]]:
+    numbers = {lane for batch in taken for lane in map(itemgetter(LANE), batch.rows)}
+    return {lane: step.lane(lane).limits if lane > 0 else () for lane in numbers}
 
 
-def _extras(step: Step, taken: Sequence[tuple[Found, int, int, int]]) -> dict[int, Extras]:
-    return {row[SEQ]: _extra(step, row) for row, _, _, _ in taken if row[FLAGS] & (CHECKPOINTS | SIGNALS | EDGES)}
+def _extras(step: Step, taken: Sequence[Batch]) -> dict[int, Extras]:
+    return {row[SEQ]: _extra(step, row) for batch in taken for row in batch.rows if row[FLAGS] & (CHECKPOINTS | SIGNALS | EDGES)}
 
 
 def _extra(step: Step, row: Found) -> Extras:
@@ -119,8 +121,9 @@ def answer(taken: Taken) -> Claim:
     """The claim's answer; needs no store."""
     extras, limits = taken.extras, taken.limits
     tasks = [
-        _claimed(taken.worker, row, token, claimed_at, raised, limits[row[LANE]], extras.get(row[SEQ], NO_EXTRAS) if extras else NO_EXTRAS)
-        for row, token, claimed_at, raised in taken.rows
+        _claimed(taken.worker, row, token, batch.claimed_at, batch.raised, limits[row[LANE]], extras.get(row[SEQ], NO_EXTRAS) if extras else NO_EXTRAS)
+        for batch in taken.batches
+        for row, token in zip(batch.rows, batch.tokens, strict=True)
     ]
     return Claim(tuple(tasks), taken.next_at, taken.more)
 

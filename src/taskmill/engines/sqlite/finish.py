@@ -389,7 +389,7 @@ def _awaited(step: Step, row: Row, name: str, number: int) -> bool:
 
 def check_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Refuse what no store may be asked: durations below zero, a wait for nothing."""
-    for outcome in outcomes:
+    for outcome in [outcome for outcome in outcomes if outcome.ending is not Ending.COMPLETED]:
         if outcome.after < 0:
             raise InvalidInput(f"{outcome.after} is negative", field="after", hint="a duration in microseconds")
         if outcome.ending is Ending.WAITING and not (outcome.tasks or outcome.then or outcome.signals or outcome.deadline is not None):

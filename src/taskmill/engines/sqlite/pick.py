@@ -27,7 +27,7 @@ from taskmill.engines.sqlite.transitions import Moves, read_rows
 from taskmill.events import Kind
 from taskmill.task import ErrorInfo
 
-__all__ = ["FLAGS", "LANE", "QUANTUM", "SEQ", "Found", "Picker"]
+__all__ = ["FLAGS", "LANE", "QUANTUM", "SEQ", "Batch", "Found", "Picker"]
 
 queries = load("pick.sql")
 
@@ -46,6 +46,18 @@ Found = tuple[Any, ...]
 (SEQ, ID, TYPE, QUEUE, READY_AT, VERSION, EXECUTIONS, FLAGS, EXPIRES_AT, MUST_END, LANE, PAYLOAD) = (0, 1, 2, 3, 5, 6, 7, 10, 12, 14, 16, 17)
 
 
+_type, _flags, _expires_at, _payload = itemgetter(TYPE), itemgetter(FLAGS), itemgetter(EXPIRES_AT), itemgetter(PAYLOAD)
+
+
+class Batch(msgspec.Struct):
+    """Rows as they were read, with the tokens they were given, and by how much their start raised version and attempt since."""
+
+    rows: Sequence[Found]
+    tokens: Sequence[int]
+    claimed_at: int
+    raised: int
+
+
 class Picker:
     """What one claim has taken so far, and what room is left."""
 
@@ -61,7 +73,7 @@ class Picker:
         self.rooms = {name: room.types.get(name, 1 << 30) for name in types if name not in step.settings.paused_types}
         self.limits: dict[str, lanes.Limit] = {}
         self.chosen: list[Found] = []
-        self.taken: list[tuple[Found, int, int, int]] = []
+        self.taken: list[Batch] = []
         self.passed_over = 0
         self.more = False
         self.flagged = False
@@ -126,11 +138,11 @@ class Picker:
 
     def _take_whole(self, rows: Sequence[Found], most: int) -> list[Found]:
         """Nearly always nothing is in the way, and that is seen without looking at each row by itself."""
-        counts = Counter([row[TYPE] for row in rows])
-        size = sum([len(row[PAYLOAD]) for row in rows])
+        counts = Counter(map(_type, rows))
+        size = sum(map(len, map(_payload, rows)))
         if len(rows) > min(most, self.slots) or size > self.bytes or self.stuffed:
             return []
-        if any(self.rooms.get(name, 0) < n for name, n in counts.items()) or any(row[EXPIRES_AT] is not None for row in rows):
+        if any(self.rooms.get(name, 0) < n for name, n in counts.items()) or any(map(_expires_at, rows)):
             return []
         for name, n in counts.items():
             self.rooms[name] -= n
@@ -174,8 +186,8 @@ class Picker:
         started.sort(key=_SEQ_LAST)  # in the order of the table: half as dear as in the order of lanes
         step.db.executemany(queries.start, started)
         step.leases.update(zip(tokens, [(row[SEQ], row[ID], row[FLAGS], row[LANE]) for row in rows], strict=True))
-        self.taken += [(row, token, now, 1) for token, row in zip(tokens, rows, strict=True)]
-        if any(map(itemgetter(FLAGS), rows)):
+        self.taken.append(Batch(rows, tokens, now, 1))
+        if any(map(_flags, rows)):
             self.flagged = True
             for row in rows:
                 if row[FLAGS] & UNIQUE_STARTED:
@@ -188,7 +200,7 @@ class Picker:
             data = {"type": row[TYPE], "queue": row[QUEUE], "worker": self.worker, "attempt": row[EXECUTIONS] + 1}
             self.step.event(Kind.STARTED, row[ID], row[VERSION] + 1, data)
 
-    def write(self) -> Sequence[tuple[Found, int, int, int]]:
+    def write(self) -> Sequence[Batch]:
         self.flush()
         for limit in self.limits.values():
             limit.save()

@@ -321,7 +321,7 @@ async def test_what_a_transaction_refuses_as_the_page_says(tmp_path: Path, state
         with pytest.raises(Conflict) as ended:
             tx.execute(statement)
         with pytest.raises(Conflict) as inside:
-            await engine.get([])
+            await engine.put("note", "a", b"1")
         tx.execute("SAVEPOINT mine")
     assert f"`{statement}`" in page
     assert f"`{ended.value.code}`" in page

@@ -93,9 +93,7 @@ async def test_a_verb_without_tx_would_wait_for_its_own_transaction(engine: SQLi
             engine.submit([new()], reserved=True),
             engine.finish([outcome(claimed)]),
             engine.claim(one.id, 9, ("default",), Room(1)),
-            engine.get([kept.id]),
             engine.put("note", "a", b"1"),
-            engine.wait([kept.id], SECOND),
         ]
         for call in calls:
             with pytest.raises(Conflict) as refused:
@@ -105,6 +103,7 @@ async def test_a_verb_without_tx_would_wait_for_its_own_transaction(engine: SQLi
         with pytest.raises(Conflict):
             async with engine.transaction():
                 pass
+        assert await engine.get([kept.id]) == (None,), "a read waits for nobody"
         await engine.submit([kept], tx=tx)
     assert [task.id for task in (await engine.list()).tasks if task.id != claimed.id] == [kept.id]
 

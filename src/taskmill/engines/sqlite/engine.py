@@ -183,7 +183,7 @@ class SQLiteEngine:
     # The three threads
 
     async def _write(self, step: Callable[[Step], Answer]) -> Answer:
-        self._check_open()
+        self._check_outside()
         return await self._writer.run(step)
 
     async def _read(self, read: Callable[[Database], Answer]) -> Answer:
@@ -214,6 +214,10 @@ class SQLiteEngine:
     def _check_open(self) -> None:
         if not self._open:
             raise StoreError("the engine is not open", code="closed", hint="await engine.open() first")
+
+    def _check_outside(self) -> None:
+        """A write that waits for the transaction it is called in would wait for ever."""
+        self._check_open()
         inside = _inside.get()
         if inside is not None and inside.open and inside.engine is self:
             raise Conflict(
@@ -229,7 +233,7 @@ class SQLiteEngine:
 
     @contextlib.asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Tx]:
-        self._check_open()
+        self._check_outside()
         session = await self._begun()
         tx = Tx(self, session)
         self._transactions.add(tx)
@@ -292,7 +296,7 @@ class SQLiteEngine:
         sequence_of(tasks)
         if tx is not None:
             return tuple(submit.submit(writable(tx, self), tasks, unseal=unseal, reserved=reserved, durability=self.durability))
-        self._check_open()
+        self._check_outside()
         if unseal or reserved:
             return tuple(await self._write(lambda step: submit.submit(step, tasks, unseal=unseal, reserved=reserved, durability=self.durability)))
         return tuple(await self._writer.submit(tasks, self.durability))
@@ -300,7 +304,7 @@ class SQLiteEngine:
     async def claim(self, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
         for queue in queues:
             check_name(queue, "queues")
-        self._check_open()
+        self._check_outside()
         return await self._writer.run_then(lambda step: claim.claim(step, worker, request, queues, room), claim.answer)
 
     async def finish(self, outcomes: Sequence[Outcome], *, tx: Transaction | None = None) -> Finished:

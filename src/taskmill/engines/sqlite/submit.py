@@ -57,9 +57,7 @@ class Draft(msgspec.Struct):
     state: int = PENDING
     ready_at: int = 0
     flags: int = 0
-    open_edges: int = 0
     error: ErrorInfo | None = None
-    edge_failed: bool = False
 
 
 def submit(
@@ -386,7 +384,7 @@ class _Batch:
             db.executemany(queries.add_tag, [(name, value, draft.seq) for name, value in new.tags.items()])
         if draft.flags & (UNIQUE_STARTED | UNIQUE_ENDED) and draft.resolved.unique is not None:
             db.execute(queries.hold, (new.tenant, new.type, draft.resolved.unique.key, draft.seq))
-        self.step.event(Kind.SUBMITTED, new.id, 1, {"type": new.type, "queue": draft.resolved.queue})
+        self.step.event(Kind.SUBMITTED if draft.error is None else Kind.DEAD, new.id, 1, {"type": new.type, "queue": draft.resolved.queue})
 
     def _link(self) -> None:
         """Edges, once all rows are there: those of ended tasks fall at once."""

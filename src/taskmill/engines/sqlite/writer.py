@@ -29,7 +29,8 @@ Answer = TypeVar("Answer")
 Found = TypeVar("Found")
 
 MOST_STEPS = 1_000
-"""Steps in one commit."""
+MOST_TASKS = 5_000
+"""Steps in one commit, and tasks that its submits bring: a group is for many small ones, not for holding the lock long."""
 
 
 class Session:
@@ -156,9 +157,11 @@ class Writer:
         """All that wait now; False with the last of them."""
         job = self._jobs.get()
         jobs: list[Job[Any]] = []
+        tasks = 0
         while job is not None:
             jobs.append(job)
-            if len(jobs) >= MOST_STEPS:
+            tasks += len(job.tasks) if isinstance(job, SubmitJob) else 0
+            if len(jobs) >= MOST_STEPS or tasks >= MOST_TASKS:
                 return jobs, True
             try:
                 job = self._jobs.get_nowait()

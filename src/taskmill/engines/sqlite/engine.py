@@ -327,9 +327,13 @@ class SQLiteEngine:
     # Workers
 
     async def join(self, joining: Joining) -> None:
-        await self._live_do(lambda live: live.beat(joining.worker))
-        await self._write(lambda step: settings.join(step, joining))
-        await self._live_do(lambda live: live.beat(joining.worker))  # the write may have waited longer than a lease
+        await self._write(lambda step: self._join(step, joining))
+
+    def _join(self, step: Step, joining: Joining) -> None:
+        """Registered and alive in one moment: whoever looks for the silent holds the same lock."""
+        settings.join(step, joining)
+        with self._live_in_step() as live:
+            live.beat(joining.worker)
 
     async def leave(self, worker: str) -> None:
         await self._write(lambda step: recover.leave(step, worker))

@@ -79,7 +79,8 @@ async def long_transaction(tmp_path: Path, lease: int, seconds: float) -> None:
     recorded, reads = await judge(store, history, Bounds(lease=lease // 2, max_crashes=1_000))
     assert answers == ["applied"] * 6
     assert {reads[task].crashes for task in held} == {0}
-    assert not any(isinstance(event, events.Beat) and event.gone for event in recorded)
+    sitting = {first.process.pid, second.process.pid}  # the one that works names leases whose finish is under way, which may be gone
+    assert not any(isinstance(event, events.Beat) and event.gone and event.process in sitting for event in recorded)
     for sitter in (first, second):
         beats = beats_within(recorded, sitter, began, ended)
         assert len(beats) >= 4

@@ -183,7 +183,7 @@ class Picker:
         tokens = range(first := step.tokens(len(rows)), first + len(rows))
         worker, request = self.worker, self.request
         started = [(token, worker, request, now, row[SEQ]) for token, row in zip(tokens, rows, strict=True)]
-        started.sort(key=_SEQ_LAST)  # in the order of the table: half as dear as in the order of lanes
+        started.sort(key=_SEQ_LAST)  # in the order of the table, so that neighbours are written together
         step.db.executemany(queries.start, started)
         step.leases.update(zip(tokens, [(row[SEQ], row[ID], row[FLAGS], row[LANE]) for row in rows], strict=True))
         self.taken.append(Batch(rows, tokens, now, 1))

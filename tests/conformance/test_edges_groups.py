@@ -190,3 +190,19 @@ async def test_cancel_by_filter_ends_a_whole_graph(engine: Engine) -> None:
             break
     await settle(engine)
     assert set(await states(engine, [*children, *parents])) == {State.CANCELLED}
+
+
+async def test_no_requeue_while_edges_fall(engine: Engine) -> None:
+    """Edges fall with the end that decided them: until the last has, the task cannot come to another."""
+    child = await submit_one(engine)
+    parents = await submit_many(engine, FAN, edges=(Edge(child),))
+    hand = await worker(engine)
+    finished = await hand.finish(await hand.claim_one())
+    version = (await record(engine, child)).version
+    [early] = (await engine.requeue([Target(child, version)])).tasks
+    assert (early.done, early.code) == ((False, "edges_falling") if finished.more else (True, None))
+    while (await engine.recover_lost()).more:
+        pass
+    [late] = (await engine.requeue([Target(child, version)])).tasks
+    assert late.done
+    assert {(await engine.edges(parent))[0].outcome for parent in parents[::100]} == {State.COMPLETED}

@@ -295,3 +295,16 @@ async def test_an_old_version_changes_nothing(engine: Engine) -> None:
     [changed] = (await engine.cancel([Target(id, 1)])).tasks
     assert (changed.done, changed.code) == (False, "stale_version")
     assert await record(engine, id) == before
+
+
+async def test_an_older_lease_beside_the_current_one_in_one_batch(engine: Engine) -> None:
+    """A process that lost a task and claimed it again reports both ends together: only the current one counts, and the other is told so."""
+    id = await submit_one(engine)
+    one = await worker(engine)
+    old = await one.claim_one()
+    await one.done(old, ending=Ending.RETRY)
+    current = await one.claim_one()
+    assert current.id == id
+    finished = await engine.finish([outcome(old), outcome(current)])
+    assert [(refusal.token, refusal.code) for refusal in finished.refused] == [(old.token, "stale_lease")]
+    assert (await record(engine, id)).state is State.COMPLETED

@@ -110,6 +110,8 @@ def _requeue(moves: Moves, row: Row, version: int | None, from_start: bool) -> C
         return _refused(step, row, "not_terminal")
     if version is not None and row.version != version:
         return _refused(step, row, "stale_version")
+    if row.flags & WAITED and step.db.execute(queries.is_falling, (row.seq,)).fetchone():
+        return _refused(step, row, "edges_falling")  # they fall with the end that decided them, before there can be another
     meta = decode_meta(text)
     if meta.unique is not None and row.flags & (UNIQUE_STARTED | UNIQUE_ENDED):
         if step.db.execute(queries.other_holder, (row.tenant, row.type, meta.unique.key)).fetchone():

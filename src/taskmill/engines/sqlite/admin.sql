@@ -40,6 +40,9 @@ INSERT INTO taskmill_ordered (lane, seq) VALUES (?, ?) ON CONFLICT DO NOTHING;
 -- name: add_expiry
 INSERT INTO taskmill_expiry (at, seq) SELECT expires_at, seq FROM taskmill_task WHERE seq = ? AND expires_at IS NOT NULL ON CONFLICT DO NOTHING;
 
+-- name: is_falling
+SELECT 1 FROM taskmill_falling WHERE seq = ?;
+
 -- name: owed
 SELECT 1 FROM taskmill_outbox WHERE subject = ?1 UNION ALL SELECT 1 FROM taskmill_falling WHERE seq = ?2;
 

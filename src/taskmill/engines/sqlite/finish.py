@@ -93,9 +93,9 @@ def _finish_plain(step: Step, moves: Moves, outcomes: Sequence[Outcome]) -> Sequ
     ).fetchall()
     for _, seq, flags, lane in ended:
         moves.completed(seq, flags, lane)
-    seqs = {row[0]: row[1] for row in ended}
-    _keep_results(step, [(seqs[outcome.task], outcome.result) for outcome in plain if outcome.task in seqs])
-    return [outcome for outcome in outcomes if outcome.task not in seqs or outcome.ending is not Ending.COMPLETED]
+    seqs = {row[0]: row[1] for row in ended}  # by token: an older lease of the same task may stand in the same batch
+    _keep_results(step, [(seqs[outcome.token], outcome.result) for outcome in plain if outcome.token in seqs])
+    return [outcome for outcome in outcomes if outcome.token not in seqs or outcome.ending is not Ending.COMPLETED]
 
 
 def _finish_known(step: Step, moves: Moves, plain: Sequence[Outcome]) -> bool:
@@ -165,6 +165,8 @@ def _apply_with_then(moves: Moves, row: Row | None, outcome: Outcome, instead: d
         step.back_to(mark)
         moves.back_to(noted)
         instead.pop(outcome.task, None)
+        for name in Row.__struct_fields__ if row is not None else ():  # the same task may be named again in this batch
+            setattr(row, name, getattr(before, name))
     step.db.execute("RELEASE outcome")
     return refusal
 

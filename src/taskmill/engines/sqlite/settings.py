@@ -36,7 +36,7 @@ from taskmill.engines.sqlite.rows import (
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import LimitDefinition, QueueSettings, Settings, Step
 from taskmill.engines.sqlite.submit import submit
-from taskmill.engines.sqlite.transitions import Moves, read_rows
+from taskmill.engines.sqlite.transitions import Moves, Row, read_rows
 from taskmill.errors import InvalidInput, NotFound, StaleVersion
 from taskmill.events import Kind
 from taskmill.task import NewTask, Task, TypeSettings, check_key, check_limit, check_name, check_range, check_settings
@@ -60,15 +60,11 @@ def put(step: Step, kind: str, name: str, value: bytes, version: int | None, *, 
         raise StaleVersion(f"{kind} {name!r} has version {current}, not {version}", field="version", hint="read it again, then put")
     if row is None or row[0] != value or version is not None:
         current += 1
-        _write(step, kind, name, value, current, operator=operator)
+        step.db.execute(queries.put, (kind, name, operator, value, current, "", 0))
+        _changed(step, kind, name)
         if operator:
             step.owe("audit", f"{kind}/{name}", {"kind": kind, "name": name, "version": current})
     return Item(kind=kind, name=name, value=value, version=current, operator=operator)
-
-
-def _write(step: Step, kind: str, name: str, value: bytes, version: int, *, operator: bool, app: str = "", app_version: int = 0) -> None:
-    step.db.execute(queries.put, (kind, name, operator, value, version, app, app_version))
-    _changed(step, kind, name)
 
 
 def _changed(step: Step, kind: str, name: str) -> None:
@@ -128,7 +124,8 @@ def _check_limit(definition: LimitDefinition) -> None:
 
 def _check_queue(settings: QueueSettings) -> None:
     for share, weight in settings.weights.items():
-        check_key(share, "weights", length=128) if share else None
+        if share:
+            check_key(share, "weights", length=128)
         check_range(weight, f"weights.{share}", 1, 1_000)
     for weight in settings.priorities or ():
         check_range(weight, "priorities", 1, 1_000)
@@ -236,16 +233,18 @@ def _fire_one(step: Step, new: NewTask, last: str | None, overlap: str) -> Submi
         if overlap == "skip":
             return None
         if overlap == "replace":
-            if row.state == RUNNING and not row.flags & CANCEL:
-                step.db.execute(queries.request_cancel, (step.now, row.seq))
-                step.event(Kind.CANCELLING, row.id, row.version + 1, {"type": row.type, "queue": row.queue})
-            elif row.state == RUNNING:
-                pass
-            else:
-                moves = Moves(step)
-                moves.cancel(row)
-                moves.settle()
+            _cancel(step, row)
     return submit(step, (new,))[0]
+
+
+def _cancel(step: Step, row: Row) -> None:
+    if row.state != RUNNING:
+        moves = Moves(step)
+        moves.cancel(row)
+        moves.settle()
+    elif not row.flags & CANCEL:
+        step.db.execute(queries.request_cancel, (step.now, row.seq))
+        step.event(Kind.CANCELLING, row.id, row.version + 1, {"type": row.type, "queue": row.queue})
 
 
 # Rates

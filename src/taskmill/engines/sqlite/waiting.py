@@ -15,7 +15,7 @@ from taskmill.engines.sqlite import inspect
 from taskmill.engines.sqlite.sql import Database, load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.wake import Listener, Waker
-from taskmill.errors import NotFound
+from taskmill.errors import NotFound, StoreError
 from taskmill.events import Event, Kind
 from taskmill.task import State
 
@@ -83,7 +83,10 @@ class Waiters:
         try:
             while self._waiting:
                 await listener.wait(POLL)
-                found = await self._read(self._ended)
+                try:
+                    found = await self._read(self._ended)
+                except StoreError:  # those who wait go on waiting; the next look may see
+                    continue
                 for task, state in found.items():
                     if state is not None:
                         self._tell(task, state)

@@ -67,6 +67,17 @@ async def test_no_task_and_no_next_time(engine: Engine) -> None:
     assert (await fired_state(engine))["next_at"] is None
 
 
+async def test_it_says_of_which_cron_its_next_time_is(engine: Engine) -> None:
+    """Versions begin anew when an operator's setting is dropped and put again; so a changed expression is known by itself."""
+    version, term = await scheduled(engine), await led(engine)
+    await fire(engine, version, term)
+    assert (await fired_state(engine))["cron"] == "0 3 * * *"
+    put = await engine.put("schedule", "nightly", b'{"cron": {"expression": "0 4 * * *"}}', version=version)
+    assert (await fired_state(engine))["cron"] == "0 3 * * *"
+    await fire(engine, put.version, term)
+    assert (await fired_state(engine))["cron"] == {"expression": "0 4 * * *"}
+
+
 async def test_overlap_skip_makes_none_while_the_last_one_lives(engine: Engine) -> None:
     version, term = await scheduled(engine, "skip"), await led(engine)
     first, second, third = new(1), new(2), new(3)

@@ -212,7 +212,8 @@ def fire(step: Step, schedule: str, version: int, tasks: Sequence[NewTask], next
         raise StaleVersion(f"schedule {schedule!r} has version {current}, not {version}", field="version", hint="read it again")
     fired = step.db.execute(queries.item, ("fired", schedule, False)).fetchone()
     state: dict[str, object] = {} if fired is None else msgspec.json.decode(fired[0])
-    overlap = msgspec.json.decode(value).get("overlap", "allow")
+    setting = msgspec.json.decode(value)
+    overlap = setting.get("overlap", "allow")
     answers: list[Submitted] = []
     last = state.get("last")
     for new in tasks:
@@ -220,7 +221,7 @@ def fire(step: Step, schedule: str, version: int, tasks: Sequence[NewTask], next
         if answer is not None:
             answers.append(answer)
             last = last if answer.status is Status.REFUSED else answer.id
-    state |= {"next_at": next_at, "last": last, "fired_at": step.now}
+    state |= {"next_at": next_at, "last": last, "fired_at": step.now, "cron": setting.get("cron")}
     step.db.execute(queries.put, ("fired", schedule, False, msgspec.json.encode(state), 1 if fired is None else fired[1] + 1, "", 0))
     step.event(Kind.SCHEDULE_FIRED, schedule, version)
     return Fired(tuple(answers), version)

@@ -3,14 +3,19 @@
     TaskmillError
     ├── InvalidInput            422  INVALID_ARGUMENT     what the caller gave cannot be used; `field` names it
     │   ├── InvalidPayload      422                       not JSON that every engine can hold
-    │   └── InvalidSettings     422                       a setting, its source and its remedy
+    │   ├── InvalidSettings     422                       a setting, its source and its remedy
+    │   └── AppError            422                       an app that cannot be used: its file, its declarations
     ├── NotFound                404  NOT_FOUND            no such task, schedule, limit, …
     ├── Expired                 410  NOT_FOUND            it was here; its record is gone, its final state is known
+    │   └── ResultExpired       410  NOT_FOUND            the task has ended, its result is no longer kept
     ├── Conflict                409  FAILED_PRECONDITION  the thing is not in the state this step needs
     │   ├── StaleLease          409  ABORTED              the lease is no longer current; nothing was written
     │   ├── StaleTerm           409  ABORTED              the leadership is over; nothing was written
     │   └── StaleVersion        409  ABORTED              it was changed since the caller saw it
     ├── RateLimited             429  RESOURCE_EXHAUSTED
+    ├── TaskFailed              409  FAILED_PRECONDITION  there is no result: the task is dead; `error` says why
+    ├── TaskCancelled           409  FAILED_PRECONDITION  there is no result: the task was cancelled or expired
+    ├── ResultTimeout           504  DEADLINE_EXCEEDED    the task has not ended yet
     ├── StoreError              503  UNAVAILABLE          the store did not answer, is busy, full or refused
     │   └── AnswerLost          503  UNAVAILABLE          the step may have been applied: ask again, every verb may be repeated
     └── WrongStore              500  FAILED_PRECONDITION  this program cannot work on this store (schema, path, library)
@@ -20,8 +25,11 @@ A message says what is wrong; `hint` says what to do about it. Codes are stable,
 
 from __future__ import annotations
 
+from typing import Protocol
+
 __all__ = [
     "AnswerLost",
+    "AppError",
     "Conflict",
     "Expired",
     "InvalidInput",
@@ -29,10 +37,14 @@ __all__ = [
     "InvalidSettings",
     "NotFound",
     "RateLimited",
+    "ResultExpired",
+    "ResultTimeout",
     "StaleLease",
     "StaleTerm",
     "StaleVersion",
     "StoreError",
+    "TaskCancelled",
+    "TaskFailed",
     "TaskmillError",
     "WrongStore",
 ]
@@ -44,24 +56,30 @@ class TaskmillError(Exception):
     code = "taskmill_error"
     status = 500
     grpc = "INTERNAL"
+    task_id: str | None = None
+    """The task it is about: of a conflict, the one that stands in the way."""
 
-    def __init__(self, message: str, *, code: str | None = None, field: str | None = None, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, code: str | None = None, field: str | None = None, hint: str | None = None, task_id: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.code = code or type(self).code
         self.field = field
         self.hint = hint
+        self.task_id = task_id
+        """The task that this is about, where it is about one."""
 
     def __str__(self) -> str:
         named = f"{self.field}: {self.message}" if self.field else self.message
         return f"{named} ({self.hint})" if self.hint else named
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.code, self.field, self.hint)
+        return _rebuild, (type(self), self.message, dict(self.__dict__))
 
 
-def _rebuild(kind: type[TaskmillError], message: str, code: str, field: str | None, hint: str | None) -> TaskmillError:
-    return kind(message, code=code, field=field, hint=hint)
+def _rebuild(kind: type[TaskmillError], message: str, state: dict[str, object]) -> TaskmillError:
+    error = kind(message)
+    error.__dict__.update(state)
+    return error
 
 
 class InvalidInput(TaskmillError):
@@ -84,6 +102,12 @@ class InvalidSettings(InvalidInput):
     code = "invalid_settings"
 
 
+class AppError(InvalidInput):
+    """An app that cannot be used: its file does not import, has no App or two, or declares what cannot be."""
+
+    code = "invalid_app"
+
+
 class NotFound(TaskmillError):
     """There is no such thing."""
 
@@ -98,6 +122,13 @@ class Expired(TaskmillError):
     code = "expired"
     status = 410
     grpc = "NOT_FOUND"
+    state: str | None = None
+
+
+class ResultExpired(Expired):
+    """The task has ended; its record, and with it the result, is no longer kept."""
+
+    code = "result_expired"
 
 
 class Conflict(TaskmillError):
@@ -135,6 +166,55 @@ class RateLimited(TaskmillError):
     code = "rate_limited"
     status = 429
     grpc = "RESOURCE_EXHAUSTED"
+
+
+class Reason(Protocol):
+    """Why a task is dead, as its record says it (`taskmill.task.ErrorInfo`)."""
+
+    @property
+    def code(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def traceback(self) -> str: ...
+
+
+class TaskFailed(TaskmillError):
+    """The task is dead; `error` is what its last attempt ended with."""
+
+    code = "task_failed"
+    status = 409
+    grpc = "FAILED_PRECONDITION"
+    error: Reason | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        field: str | None = None,
+        hint: str | None = None,
+        task_id: str | None = None,
+        error: Reason | None = None,
+    ) -> None:
+        super().__init__(message, code=code, field=field, hint=hint, task_id=task_id)
+        self.error = error
+
+
+class TaskCancelled(TaskmillError):
+    """The task was cancelled, or expired before it could run."""
+
+    code = "task_cancelled"
+    status = 409
+    grpc = "FAILED_PRECONDITION"
+
+
+class ResultTimeout(TaskmillError):
+    """The task has not ended in the time that the caller gave it; it goes on."""
+
+    code = "result_timeout"
+    status = 504
+    grpc = "DEADLINE_EXCEEDED"
 
 
 class StoreError(TaskmillError):

@@ -10,7 +10,7 @@ import pytest
 from taskmill import errors
 from taskmill.errors import InvalidInput, InvalidPayload, StaleLease, TaskmillError
 
-GRPC_STATUS = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "ABORTED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL"}
+GRPC_STATUS = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "ABORTED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED"}
 
 
 def _tree(kind: type[TaskmillError]) -> Iterator[type[TaskmillError]]:

@@ -1,4 +1,4 @@
-"""The contract between Taskmill and a store: 34 verbs, each one atomic step, batched, safe to repeat.
+"""The contract between Taskmill and a store: 35 verbs, each one atomic step, batched, safe to repeat.
 
 An engine makes transitions and keeps promises; it has no policy. When to retry, what a saga does next, when cron fires are pure
 functions above it. What an engine lacks is said in `Engine.features`, never made up for in silence.
@@ -71,6 +71,7 @@ __all__ = [
     "Target",
     "Term",
     "Transaction",
+    "WorkerInfo",
     "observed",
 ]
 
@@ -258,6 +259,23 @@ class Beat(Struct, frozen=True):
     lost: tuple[int, ...] = ()
     cancelled: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
+
+
+class WorkerInfo(Struct, frozen=True, kw_only=True):
+    """A registered worker. `silent`: how long ago the store last heard of it, None when it cannot say; `alive`: that is within its lease."""
+
+    id: str
+    queues: tuple[str, ...]
+    types: tuple[str, ...]
+    lease: int
+    joined_at: int
+    silent: int | None
+    alive: bool
+    running: int
+    """How many leases it holds."""
+    info: Mapping[str, str] = MappingProxyType({})
+    command: str | None = None
+    """What an operator tells it: pause, quiet, stop."""
 
 
 class Moved(Struct, frozen=True):
@@ -503,6 +521,9 @@ class Engine(Protocol):
 
     async def counts(self) -> tuple[Count, ...]:
         """How many tasks there are, by queue, type, priority and state; may be 5 s old."""
+
+    async def workers(self) -> tuple[WorkerInfo, ...]:
+        """Who is registered, oldest first, and when each was last heard of; a dead one is shown until recovery has found it."""
 
     async def wait(self, ids: Sequence[str], timeout: int) -> dict[str, State]:
         """Those of the tasks that have ended, as soon as one has; empty when the time is over."""

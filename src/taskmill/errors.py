@@ -56,8 +56,6 @@ class TaskmillError(Exception):
     code = "taskmill_error"
     status = 500
     grpc = "INTERNAL"
-    task_id: str | None = None
-    """The task it is about: of a conflict, the one that stands in the way."""
 
     def __init__(self, message: str, *, code: str | None = None, field: str | None = None, hint: str | None = None, task_id: str | None = None) -> None:
         super().__init__(message)
@@ -123,6 +121,7 @@ class Expired(TaskmillError):
     status = 410
     grpc = "NOT_FOUND"
     state: str | None = None
+    """Where the task ended, in the words of `task.State`."""
 
 
 class ResultExpired(Expired):

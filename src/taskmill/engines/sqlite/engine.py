@@ -49,6 +49,7 @@ from taskmill.engine import (
     Target,
     Term,
     Transaction,
+    WorkerInfo,
 )
 from taskmill.engines.sqlite import admin, claim, finish, inspect, migrate, recover, settings, submit
 from taskmill.engines.sqlite.check import check
@@ -412,6 +413,10 @@ class SQLiteEngine:
         if self._counts is None or not 0 <= now - self._counts[0] < COUNTS_AGE:
             self._counts = (now, await self._read(lambda db: inspect.counts(db, now)))
         return self._counts[1]
+
+    async def workers(self) -> tuple[WorkerInfo, ...]:
+        silences = await self._live_do(lambda live: live.silences())
+        return await self._read(lambda db: inspect.registered(db, silences))
 
     async def wait(self, ids: Sequence[str], timeout: int) -> dict[str, State]:
         for task in ids:

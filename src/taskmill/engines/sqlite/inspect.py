@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from taskmill.engine import Count, Filter, Item, Page, Term
+from taskmill.engine import Count, Filter, Item, Page, Term, WorkerInfo
 from taskmill.engines.sqlite.rows import (
     CANCEL,
     COMPLETED,
@@ -32,7 +32,7 @@ from taskmill.engines.sqlite.sql import Database, load
 from taskmill.errors import Expired, InvalidInput, NotFound
 from taskmill.task import DEFAULT_DEDUPE_WINDOW, Attempt, EdgeResult, Gone, State, Task
 
-__all__ = ["attempts", "counts", "edges", "ended", "get", "items", "list_tasks", "matching"]
+__all__ = ["attempts", "counts", "edges", "ended", "get", "items", "list_tasks", "matching", "registered"]
 
 queries = load("inspect.sql")
 
@@ -240,6 +240,32 @@ def workers(db: Database) -> dict[str, int]:
     return dict(db.execute(queries.workers).fetchall())
 
 
+def registered(db: Database, silences: Mapping[str, int]) -> tuple[WorkerInfo, ...]:
+    """Everybody who has joined; `silences` are those of the live file."""
+    found = [_worker(row, silences.get(row[0])) for row in db.execute(queries.registered)]
+    return tuple(sorted(found, key=lambda worker: (worker.joined_at, worker.id)))
+
+
+def _worker(row: Sequence[Any], silent: int | None) -> WorkerInfo:
+    worker, queues, types, lease, joined_at, info, running, command = row
+    return WorkerInfo(
+        id=worker,
+        queues=tuple(decode_names(queues)),
+        types=tuple(decode_names(types)),
+        lease=lease,
+        joined_at=joined_at,
+        silent=silent,
+        alive=silent is not None and silent <= lease,
+        running=running,
+        info=msgspec.json.decode(info),
+        command=_command(command),
+    )
+
+
+def _command(value: bytes | None) -> str | None:
+    return None if value is None else msgspec.json.decode(value, type=dict[str, Any])["command"]
+
+
 def term(db: Database, role: str) -> Term | None:
     """The last term that the store gave, unless its holder resigned."""
     row = db.execute(queries.term, (role,)).fetchone()
@@ -251,4 +277,5 @@ def commands(db: Database, worker: str) -> tuple[str, ...] | None:
     row = db.execute(queries.worker, (worker,)).fetchone()
     if row is None:
         return None
-    return () if row[0] is None else (msgspec.json.decode(row[0])["command"],)
+    command = _command(row[0])
+    return () if command is None else (command,)

@@ -36,6 +36,10 @@ SELECT id, token, request, flags FROM taskmill_task INDEXED BY taskmill_task_hel
 -- name: workers
 SELECT id, lease FROM taskmill_worker;
 
+-- name: registered
+SELECT id, queues, types, lease, joined_at, info, (SELECT count(*) FROM taskmill_task INDEXED BY taskmill_task_held WHERE worker = w.id AND state = 3),
+  (SELECT value FROM taskmill_item WHERE kind = 'worker' AND name = w.id) FROM taskmill_worker w;
+
 -- name: worker
 SELECT (SELECT value FROM taskmill_item WHERE kind = 'worker' AND name = w.id) FROM taskmill_worker w WHERE w.id = ?;
 

@@ -90,6 +90,11 @@ class Live:
         beats = dict(self._db.execute(queries.beats, (self._boot,)).fetchall())
         return [worker for worker, lease in workers.items() if now - max(beats.get(worker, 0), fair_since) > lease]
 
+    def silences(self) -> dict[str, int]:
+        """How long ago each worker was heard of; of another boot nothing is known."""
+        now = self._clock.monotonic()
+        return {worker: max(0, now - at) for worker, at in self._db.execute(queries.beats, (self._boot,))}
+
     # Leadership
 
     def renew(self, term: Term, lasts: int) -> bool:

@@ -1,0 +1,119 @@
+"""Queues: who is in them, whether they are paused, and emptying one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from taskmill.engine import Count, Engine, Filter, Target, WorkerInfo
+from taskmill.operations import bulk
+from taskmill.operations.model import QueueInfo, Tally
+from taskmill.operations.names import check_known
+from taskmill.operations.pauses import Pause, pauses
+from taskmill.operations.pauses import pause as put_pause
+from taskmill.operations.pauses import resume as drop_pause
+from taskmill.operations.types import settings_of
+from taskmill.task import LIVE, State, TypeSettings, check_name
+
+__all__ = ["check_filter", "pause", "purge", "queues", "resume"]
+
+WAITING = LIVE - {State.RUNNING}
+REMEDY = "a queue appears with its first task, type or worker"
+
+
+class _Named(Struct, frozen=True):
+    """Everything that names a queue or a type."""
+
+    counts: tuple[Count, ...]
+    workers: tuple[WorkerInfo, ...]
+    types: dict[str, TypeSettings]
+    pauses: dict[str, Pause]
+    settings: frozenset[str]
+
+    def queues(self) -> set[str]:
+        of_workers = {queue for worker in self.workers for queue in worker.queues}
+        return {count.queue for count in self.counts} | of_workers | {known.queue for known in self.types.values()} | set(self.pauses) | self.settings
+
+    def type_names(self) -> set[str]:
+        return {count.type for count in self.counts} | {name for worker in self.workers for name in worker.types} | set(self.types)
+
+
+async def _named(engine: Engine) -> _Named:
+    counts, workers, types, paused, settings = await asyncio.gather(
+        engine.counts(), engine.workers(), settings_of(engine), pauses(engine, "queue"), engine.items("queue")
+    )
+    return _Named(counts, workers, types, paused, frozenset(item.name for item in settings))
+
+
+async def queues(engine: Engine) -> tuple[QueueInfo, ...]:
+    named = await _named(engine)
+    by_queue: dict[str, list[Count]] = defaultdict(list)
+    for count in named.counts:
+        by_queue[count.queue].append(count)
+    now = engine.clock.now()
+    return tuple(_info(name, by_queue[name], named, now) for name in sorted(named.queues()))
+
+
+def _info(name: str, counts: list[Count], named: _Named, now: int) -> QueueInfo:
+    states: Counter[State] = Counter()
+    for count in counts:
+        states[count.state] += count.tasks
+    oldest = min((count.oldest for count in counts if count.oldest is not None and count.state is State.PENDING), default=None)
+    paused = named.pauses.get(name)
+    return QueueInfo(
+        name=name,
+        paused=paused is not None,
+        reason=paused.reason if paused else "",
+        counts=dict(states),
+        oldest=None if oldest is None else max(0, now - oldest),
+        no_worker=sum(count.tasks for count in counts if count.no_worker),
+        workers=sum(worker.alive and name in worker.queues for worker in named.workers),
+    )
+
+
+async def check_filter(engine: Engine, which: Filter) -> None:
+    """Names of queues and types that appear nowhere are mistakes, not empty sets."""
+    if not which.queues and not which.types:
+        return
+    named = await _named(engine)
+    for queue in sorted(which.queues):
+        check_known("queue", queue, named.queues(), REMEDY, field="queues")
+    for type_name in sorted(which.types):
+        check_known("type", type_name, named.type_names(), "a type appears with its first worker or task", field="types")
+
+
+async def _check(engine: Engine, name: str) -> None:
+    check_known("queue", check_name(name, "name"), (await _named(engine)).queues(), REMEDY)
+
+
+async def pause(engine: Engine, name: str, reason: str) -> bool:
+    await _check(engine, name)
+    return await put_pause(engine, "queue", name, reason)
+
+
+async def resume(engine: Engine, name: str) -> bool:
+    await _check(engine, name)
+    return await drop_pause(engine, "queue", name)
+
+
+async def purge(engine: Engine, name: str, *, dry_run: bool, progress: Callable[[int], None] | None) -> Tally:
+    """Each batch is cancelled and then, by id, removed: what had been cancelled before is not touched."""
+    await _check(engine, name)
+    which = Filter(queues=frozenset({name}), states=WAITING)
+    tallying = bulk.Tallying(progress)
+    if dry_run:
+        await bulk.count(engine, which, WAITING, tallying)
+        return tallying.tally()
+    cursor = None
+    while True:
+        changes = await engine.cancel(which, after=cursor, n=bulk.BATCH)
+        cancelled = [change for change in changes.tasks if change.state is State.CANCELLED]
+        others = [change for change in changes.tasks if change.state is not State.CANCELLED]
+        removed = await engine.delete([Target(change.task) for change in cancelled])
+        tallying.add([*removed.tasks, *others])
+        cursor = changes.cursor
+        if cursor is None:
+            return tallying.tally()

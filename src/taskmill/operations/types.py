@@ -1,0 +1,61 @@
+"""Types: what the store knows of them, who has them, and pausing one."""
+
+from __future__ import annotations
+
+import msgspec
+
+from taskmill.engine import Engine
+from taskmill.operations.model import TypeInfo
+from taskmill.operations.names import check_known
+from taskmill.operations.pauses import pause as put_pause
+from taskmill.operations.pauses import pauses
+from taskmill.operations.pauses import resume as drop_pause
+from taskmill.task import TypeSettings, check_name
+
+__all__ = ["pause", "resume", "settings_of", "types"]
+
+REMEDY = "a type appears with its first worker"
+
+
+async def settings_of(engine: Engine) -> dict[str, TypeSettings]:
+    """The types that the store knows."""
+    return {item.name: _decoded(item.value) for item in await engine.items("type")}
+
+
+def _decoded(value: bytes) -> TypeSettings:
+    return msgspec.json.decode(value, type=TypeSettings)
+
+
+async def types(engine: Engine) -> tuple[TypeInfo, ...]:
+    workers = [worker for worker in await engine.workers() if worker.alive]
+    paused = await pauses(engine, "type")
+    return tuple(
+        TypeInfo(
+            name=item.name,
+            settings=_decoded(item.value),
+            version=item.version,
+            operator=item.operator,
+            paused=item.name in paused,
+            reason=paused[item.name].reason if item.name in paused else "",
+            workers=sum(item.name in worker.types for worker in workers),
+        )
+        for item in sorted(await engine.items("type"), key=lambda item: item.name)
+    )
+
+
+async def _check(engine: Engine, name: str) -> None:
+    """Also a type that only tasks name can be paused: they were submitted with their queue."""
+    known = {item.name for item in await engine.items("type")} | set(await pauses(engine, "type"))
+    if check_name(name, "name") not in known:
+        known |= {count.type for count in await engine.counts()}
+    check_known("type", name, known, REMEDY)
+
+
+async def pause(engine: Engine, name: str, reason: str) -> bool:
+    await _check(engine, name)
+    return await put_pause(engine, "type", name, reason)
+
+
+async def resume(engine: Engine, name: str) -> bool:
+    await _check(engine, name)
+    return await drop_pause(engine, "type", name)

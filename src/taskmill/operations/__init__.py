@@ -7,17 +7,14 @@ errors that say what to do. It keeps no state but the submits under way, so any 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from taskmill.batching import Batcher
 from taskmill.engine import EVERYTHING, Durability, Engine, Filter, Finding, Page, Stream, Submitted, Target, Transaction, WorkerInfo
 from taskmill.events import Event
 from taskmill.operations import bulk, findings, limits, queues, schedules, tasks, types, workers
 from taskmill.operations.model import Limit, LimitInfo, QueueInfo, ScheduleInfo, Tally, TypeInfo
+from taskmill.schedule import Schedule
 from taskmill.task import Attempt, EdgeResult, NewTask, State, Task
-
-if TYPE_CHECKING:
-    from taskmill.schedule import Schedule
 
 __all__ = ["Limit", "LimitInfo", "Operations", "QueueInfo", "ScheduleInfo", "Tally", "TypeInfo", "submitted"]
 
@@ -160,7 +157,7 @@ class Operations:
 
     async def schedule(self, name: str) -> ScheduleInfo:
         """One schedule; NotFound says which was meant."""
-        return await schedules.schedule(self.engine, name)
+        return await schedules.find(self.engine, name)
 
     async def put_schedule(self, name: str, schedule: Schedule, *, version: int | None = None) -> ScheduleInfo:
         """Make or change it; over one that code declares it stands until it is deleted. `version`: the one seen, 0: it must be new."""
@@ -180,7 +177,7 @@ class Operations:
 
     async def trigger_schedule(self, name: str) -> Submitted:
         """Its task now, with an id of its own; its times stay as they are."""
-        return submitted((await self.engine.submit([await schedules.task_now(self.engine, name)]))[0])
+        return await self.submit(await schedules.task_now(self.engine, name))
 
     async def next_times(self, name: str, n: int = 5) -> tuple[int, ...]:
         """When it would fire next, paused or not."""

@@ -5,14 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from taskmill.engine import Engine, Item
-from taskmill.errors import Conflict
+from taskmill.operations import settings
 from taskmill.operations.model import Limit, LimitInfo
-from taskmill.operations.names import check_known
 from taskmill.task import check_name
 
 __all__ = ["drop", "limits", "put"]
-
-REMEDY = "code declares them with app.limit, people put them"
 
 
 async def limits(engine: Engine) -> tuple[LimitInfo, ...]:
@@ -25,12 +22,8 @@ def _info(item: Item) -> LimitInfo:
 
 async def put(engine: Engine, name: str, limit: Limit, version: int | None) -> LimitInfo:
     """The engine checks the numbers, for what code declares too."""
-    return _info(await engine.put("limit", check_name(name, "name"), msgspec.json.encode(limit), version=version))
+    return _info(await settings.put(engine, "limit", check_name(name, "name"), msgspec.json.encode(limit), version))
 
 
 async def drop(engine: Engine, name: str) -> None:
-    if await engine.drop("limit", name):
-        return
-    known = [item.name for item in await engine.items("limit")]
-    check_known("limit", name, known, REMEDY)
-    raise Conflict(f"the limit {name!r} is declared by code", code="declared", field="name", hint="put other numbers over it, or remove it from the app")
+    await settings.drop(engine, "limit", name, "code declares them with app.limit, people put them")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from taskmill.clock import SECOND
+from taskmill.schedule import Schedule
 from taskmill.task import State, TypeSettings
-
-if TYPE_CHECKING:
-    from taskmill.schedule import Schedule
 
 __all__ = ["Limit", "LimitInfo", "QueueInfo", "ScheduleInfo", "Tally", "TypeInfo"]
 

@@ -34,6 +34,7 @@ SCANS = {
     "inspect.counts": "a count of everything reads everything; answered from memory for five seconds, and on the reader's own connection",
     "inspect.worker_types": "as many rows as there are workers",
     "inspect.workers": "as many rows as there are workers",
+    "inspect.registered": "as many rows as there are workers; what each holds and is told, by an index",
     "inspect.listen_until": "a table of one row",
     "lanes.any_stand": "ends with the first row",
     "live.beats": "as many rows as there are workers",

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from importlib import metadata
 
 import click
 
+from taskmill.cli.options import as_json, example
+
 __all__ = ["version"]
 
 
+@example("taskmill version", "taskmill version --json")
 @click.command()
-def version() -> None:
+@as_json
+def version(as_json: bool) -> None:
     """Show the version of Taskmill and of Python."""
-    click.echo(f"taskmill {metadata.version('taskmill')} (Python {platform.python_version()})")
+    taskmill, python = metadata.version("taskmill"), platform.python_version()
+    click.echo(json.dumps({"taskmill": taskmill, "python": python}) if as_json else f"taskmill {taskmill} (Python {python})")

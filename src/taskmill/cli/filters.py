@@ -1,0 +1,134 @@
+"""Which tasks a command is about: `--state --type --queue --tenant --tag --since --until`, as one `Filter`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+from taskmill.cli.options import OneOf
+from taskmill.clock import SystemClock, duration, instant
+from taskmill.engine import EVERYTHING, Filter
+from taskmill.errors import InvalidInput
+from taskmill.task import Priority, State, check_key, check_name
+
+__all__ = ["DURATION", "INSTANT", "NAME", "PRIORITY", "TAG", "filters", "is_everything"]
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def _shown(param: click.Parameter | None) -> str:
+    """What the caller wrote the value under."""
+    return param.opts[0] if param is not None else "value"
+
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # generic since click 8.5 only
+
+
+class _Read(_ParamType):
+    """A value read by a function of ours, whose refusal names the option."""
+
+    def __init__(self, name: str, read: Callable[[str, str], object]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self._read(value, _shown(param)) if isinstance(value, str) else value
+
+
+def _duration(text: str, field: str) -> int:
+    return duration(float(text) if text.replace(".", "", 1).isdecimal() and text.isascii() else text, field=field)
+
+
+def _instant(text: str, field: str) -> int:
+    return instant(text, field=field)
+
+
+def _moment(text: str, field: str) -> int:
+    """A time, or how long ago it was."""
+    try:
+        return max(0, SystemClock().now() - duration(text, field=field))
+    except InvalidInput as not_a_duration:
+        if not_a_duration.message.endswith(("too long", "too short")):
+            raise
+    try:
+        return instant(text, field=field)
+    except InvalidInput as error:
+        hint = error.hint if error.code == "timezone_required" else 'RFC 3339, for example "2026-01-31T09:00:00Z", or how long ago: "10m"'
+        raise InvalidInput(error.message, code=error.code, field=field, hint=hint) from None
+
+
+def _tag(text: str, field: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidInput(f"{text[:80]!r} is not a tag", code="invalid_tag", field=field, hint="write it as name=value")
+    return check_name(name, field), check_key(value, f"{field} {name}")
+
+
+DURATION = _Read("duration", _duration)
+INSTANT = _Read("time", _instant)
+MOMENT = _Read("time", _moment)
+NAME = _Read("name", check_name)
+TAG = _Read("name=value", _tag)
+PRIORITY = OneOf(*(priority.name.lower() for priority in sorted(Priority, reverse=True)))
+
+_STATE = click.option("--state", "states", type=OneOf(*(state.value for state in State)), multiple=True, help="In this state; more than one may be named.")
+_OTHERS = (
+    click.option("--type", "types", type=NAME, multiple=True, help="Of this type; more than one may be named."),
+    click.option("--queue", "queues", type=NAME, multiple=True, help="In this queue; more than one may be named."),
+    click.option("--tenant", help="Of this tenant."),
+    click.option("--tag", "tags", type=TAG, multiple=True, metavar="NAME=VALUE", help="With this tag; all that are named must be there."),
+    click.option("--since", type=MOMENT, metavar="TIME", help="Submitted then or later: RFC 3339, or how long ago (10m, 2h, 1d)."),
+    click.option("--until", type=MOMENT, metavar="TIME", help="Submitted before then."),
+)
+
+
+def filters(*, states: bool = True) -> Callable[[Decorated], Decorated]:
+    """The options of a filter; the command gets `which`, the one it makes. Without `states` for those whose state is given."""
+
+    def wrap(function: Decorated) -> Decorated:
+        @functools.wraps(function)
+        def gather(*args: Any, **given: Any) -> Any:
+            return function(*args, which=_taken(given), **given)
+
+        wrapped: Any = gather
+        for option in reversed((_STATE, *_OTHERS) if states else _OTHERS):
+            wrapped = option(wrapped)
+        return cast("Decorated", wrapped)
+
+    return wrap
+
+
+def _taken(given: dict[str, Any]) -> Filter:
+    """The filter of a command's options, which are taken out of what it was given."""
+    since, until = given.pop("since"), given.pop("until")
+    if since is not None and until is not None and since >= until:
+        raise InvalidInput("no time lies between --since and --until", field="--until", hint="--until is later than --since")
+    tenant = given.pop("tenant")
+    return Filter(
+        states=frozenset(State(state) for state in given.pop("states", ())),
+        types=frozenset(given.pop("types")),
+        queues=frozenset(given.pop("queues")),
+        tenant=check_key(tenant, "--tenant", length=128) if tenant else tenant,
+        tags=_each_once(given.pop("tags")),
+        created_from=since,
+        created_to=until,
+    )
+
+
+def _each_once(tags: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in tags:
+        if found.setdefault(name, value) != value:
+            raise InvalidInput(f"the tag {name} is given two values", field="--tag", hint="a task has one value for each tag")
+    return found
+
+
+def is_everything(which: Filter) -> bool:
+    """Whether nothing was asked for but everything."""
+    return which == EVERYTHING

@@ -1,0 +1,206 @@
+"""`taskmill schedule`: cron entries that make tasks, those that code declares and those put by hand."""
+
+from __future__ import annotations
+
+import click
+
+from taskmill.cli.changing import agreed
+from taskmill.cli.filters import DURATION, INSTANT, NAME, PRIORITY, TAG
+from taskmill.cli.groups import NounGroup
+from taskmill.cli.options import OneOf, as_json, confirmed, example, url
+from taskmill.cli.output import note, print_json, print_table, when
+from taskmill.cli.payload import read_payload
+from taskmill.cli.store import place, run
+from taskmill.cli.views import SCHEDULE_COLUMNS, schedule_data, schedule_row, submitted_data
+from taskmill.clock import rfc3339
+from taskmill.cron import Cron, Misfire, Overlap
+from taskmill.operations import Operations
+from taskmill.schedule import Schedule
+from taskmill.task import Priority
+
+__all__ = ["schedule"]
+
+_name = click.argument("name", type=NAME)
+_names = click.argument("names", metavar="NAME...", nargs=-1, required=True, type=NAME)
+
+
+@click.group(cls=NounGroup)
+def schedule() -> None:
+    """List, put, pause and trigger schedules."""
+
+
+@example("taskmill schedule list", "taskmill schedule list --json")
+@schedule.command("list")
+@url
+@as_json
+def list_(url: str | None, as_json: bool) -> None:
+    """List schedules and when each fires next."""
+    found = run(place(url), lambda operations: operations.schedules())
+    if as_json:
+        for info in found:
+            print_json(schedule_data(info))
+    else:
+        print_table(SCHEDULE_COLUMNS, map(schedule_row, found))
+
+
+@example(
+    "taskmill schedule put morning '0 9 * * MON-FRI' --type report --timezone Europe/Paris --overlap skip",
+    """taskmill schedule put ping '@every 5m' --type ping --payload '{"host": "db1"}'""",
+)
+@schedule.command()
+@_name
+@click.argument("cron")
+@click.option("--type", "type_name", type=NAME, required=True, help="The type of its tasks.")
+@click.option("--payload", metavar="JSON|@FILE|-", help="The payload of its tasks.  [default: null]")
+@click.option("--timezone", default="UTC", show_default=True, help="The zone of the cron entry.")
+@click.option("--start", type=INSTANT, metavar="TIME", help="It fires only after this time; @every counts from it.")
+@click.option("--overlap", type=OneOf(*Overlap), default=Overlap.ALLOW.value, show_default=True, help="When the task before has not ended yet.")
+@click.option("--misfire", type=OneOf(*Misfire), default=Misfire.ONCE.value, show_default=True, help="When nobody was there at the time.")
+@click.option("--queue", type=NAME, help="The queue of its tasks.  [default: that of the type]")
+@click.option("--priority", type=PRIORITY, help="The priority of its tasks.  [default: that of the type]")
+@click.option("--timeout", type=DURATION, metavar="DURATION", help="How long an attempt may take.  [default: that of the type]")
+@click.option("--expires", type=DURATION, metavar="DURATION", help="A task that has not started so long after its time is not wanted any more.")
+@click.option("--tenant", default="", help="The tenant of its tasks.")
+@click.option("--tag", "tags", type=TAG, multiple=True, metavar="NAME=VALUE", help="A tag of its tasks.")
+@click.option("--new", is_flag=True, help="Refuse to change one that exists.")
+@url
+@as_json
+def put(
+    url: str | None,
+    name: str,
+    cron: str,
+    type_name: str,
+    payload: str | None,
+    timezone: str,
+    start: int | None,
+    overlap: str,
+    misfire: str,
+    queue: str | None,
+    priority: str | None,
+    timeout: int | None,
+    expires: int | None,
+    tenant: str,
+    tags: tuple[tuple[str, str], ...],
+    new: bool,
+    as_json: bool,
+) -> None:
+    """Make or change a schedule.
+
+    CRON has five fields (minute hour day month weekday), six with the second first, or is a name such as @daily or '@every 5m'. Over
+    a schedule that code declares it stands until it is deleted.
+    """
+    wanted = Schedule(
+        type=type_name,
+        cron=Cron.parse(cron, timezone, start=start),
+        payload=read_payload(payload, "--payload"),
+        overlap=Overlap(overlap),
+        misfire=Misfire(misfire),
+        queue=queue,
+        priority=None if priority is None else Priority[priority.upper()],
+        timeout=timeout,
+        expires=expires,
+        tenant=tenant,
+        tags=dict(tags),
+    )
+
+    async def act(operations: Operations) -> None:
+        info = await operations.put_schedule(name, wanted, version=0 if new else None)
+        times = await operations.next_times(name, 3)
+        if as_json:
+            print_json(schedule_data(info))
+        else:
+            click.echo(f"{name} fires next at {', '.join(map(when, times))}")
+
+    run(place(url), act)
+
+
+@example("taskmill schedule pause morning --reason 'holidays'")
+@schedule.command()
+@_names
+@click.option("--reason", default="", help="Why, for those who find it paused.")
+@url
+def pause(url: str | None, names: tuple[str, ...], reason: str) -> None:
+    """Let a schedule fire no more until it is resumed."""
+
+    async def act(operations: Operations) -> None:
+        for name in names:
+            click.echo(f"{name} is paused" if await operations.pause_schedule(name, reason=reason) else f"{name} was paused already")
+
+    run(place(url), act)
+
+
+@example("taskmill schedule resume morning")
+@schedule.command()
+@_names
+@url
+def resume(url: str | None, names: tuple[str, ...]) -> None:
+    """Let a schedule fire again."""
+
+    async def act(operations: Operations) -> None:
+        for name in names:
+            if await operations.resume_schedule(name):
+                click.echo(f"{name} fires again")
+            else:
+                note(f"{name} was not paused")
+
+    run(place(url), act)
+
+
+@example("taskmill schedule trigger morning")
+@schedule.command()
+@_name
+@url
+@as_json
+def trigger(url: str | None, name: str, as_json: bool) -> None:
+    """Make a schedule's task now; its times stay as they are."""
+    answer = run(place(url), lambda operations: operations.trigger_schedule(name))
+    if as_json:
+        print_json(submitted_data(answer))
+    else:
+        click.echo(answer.id)
+
+
+@example("taskmill schedule next morning -n 10")
+@schedule.command("next")
+@_name
+@click.option("-n", "number", type=click.IntRange(1, 1_000), default=5, show_default=True, help="How many.")
+@url
+@as_json
+def next_(url: str | None, name: str, number: int, as_json: bool) -> None:
+    """Show when a schedule would fire next, paused or not."""
+    for time in run(place(url), lambda operations: operations.next_times(name, number)):
+        if as_json:
+            print_json({"schedule": name, "at": rfc3339(time)})
+        else:
+            click.echo(rfc3339(time))
+
+
+@example("taskmill schedule delete morning --yes")
+@schedule.command()
+@_names
+@confirmed
+@url
+def delete(url: str | None, names: tuple[str, ...], yes: bool, dry_run: bool) -> int:
+    """Delete schedules that were put by hand.
+
+    What code declares under the same name holds again.
+    """
+    where = place(url)
+
+    async def look(operations: Operations) -> None:
+        for name in names:
+            await operations.schedule(name)
+
+    async def act(operations: Operations) -> None:
+        for name in names:
+            await operations.delete_schedule(name)
+            click.echo(f"{name} is deleted")
+
+    run(where, look)
+    if dry_run:
+        click.echo(f"{', '.join(names)} would be deleted")
+        return 0
+    if not agreed(yes, f"delete {', '.join(names)}?"):
+        return 1
+    run(where, act)
+    return 0

@@ -11,11 +11,11 @@ from msgspec import Struct
 from taskmill.engine import Count, Engine, Filter, Target, WorkerInfo
 from taskmill.operations import bulk
 from taskmill.operations.model import QueueInfo, Tally
-from taskmill.operations.names import check_known
+from taskmill.operations.names import unknown
 from taskmill.operations.pauses import Pause, pauses
 from taskmill.operations.pauses import pause as put_pause
 from taskmill.operations.pauses import resume as drop_pause
-from taskmill.operations.types import settings_of
+from taskmill.operations.types import check_type, settings_of
 from taskmill.task import LIVE, State, TypeSettings, check_name
 
 __all__ = ["check_filter", "pause", "purge", "queues", "resume"]
@@ -25,7 +25,7 @@ REMEDY = "a queue appears with its first task, type or worker"
 
 
 class _Named(Struct, frozen=True):
-    """Everything that names a queue or a type."""
+    """Everything that names a queue."""
 
     counts: tuple[Count, ...]
     workers: tuple[WorkerInfo, ...]
@@ -36,9 +36,6 @@ class _Named(Struct, frozen=True):
     def queues(self) -> set[str]:
         of_workers = {queue for worker in self.workers for queue in worker.queues}
         return {count.queue for count in self.counts} | of_workers | {known.queue for known in self.types.values()} | set(self.pauses) | self.settings
-
-    def type_names(self) -> set[str]:
-        return {count.type for count in self.counts} | {name for worker in self.workers for name in worker.types} | set(self.types)
 
 
 async def _named(engine: Engine) -> _Named:
@@ -76,17 +73,17 @@ def _info(name: str, counts: list[Count], named: _Named, now: int) -> QueueInfo:
 
 async def check_filter(engine: Engine, which: Filter) -> None:
     """Names of queues and types that appear nowhere are mistakes, not empty sets."""
-    if not which.queues and not which.types:
-        return
-    named = await _named(engine)
     for queue in sorted(which.queues):
-        check_known("queue", queue, named.queues(), REMEDY, field="queues")
+        await _check(engine, queue, field="queues")
     for type_name in sorted(which.types):
-        check_known("type", type_name, named.type_names(), "a type appears with its first worker or task", field="types")
+        await check_type(engine, type_name, field="types")
 
 
-async def _check(engine: Engine, name: str) -> None:
-    check_known("queue", check_name(name, "name"), (await _named(engine)).queues(), REMEDY)
+async def _check(engine: Engine, name: str, field: str = "name") -> None:
+    """Counts may be some seconds old, so the tasks have the last word."""
+    known = (await _named(engine)).queues()
+    if check_name(name, field) not in known and not (await engine.list(Filter(queues=frozenset({name})), n=1)).tasks:
+        raise unknown("queue", name, known, REMEDY, field=field)
 
 
 async def pause(engine: Engine, name: str, reason: str) -> bool:

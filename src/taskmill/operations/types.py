@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from taskmill.engine import Engine
+from taskmill.engine import Engine, Filter
 from taskmill.operations.model import TypeInfo
-from taskmill.operations.names import check_known
+from taskmill.operations.names import unknown
 from taskmill.operations.pauses import pause as put_pause
 from taskmill.operations.pauses import pauses
 from taskmill.operations.pauses import resume as drop_pause
 from taskmill.task import TypeSettings, check_name
 
-__all__ = ["pause", "resume", "settings_of", "types"]
+__all__ = ["check_type", "pause", "resume", "settings_of", "types"]
 
-REMEDY = "a type appears with its first worker"
+REMEDY = "a type appears with its first worker or task"
 
 
 async def settings_of(engine: Engine) -> dict[str, TypeSettings]:
@@ -43,19 +43,18 @@ async def types(engine: Engine) -> tuple[TypeInfo, ...]:
     )
 
 
-async def _check(engine: Engine, name: str) -> None:
-    """Also a type that only tasks name can be paused: they were submitted with their queue."""
-    known = {item.name for item in await engine.items("type")} | set(await pauses(engine, "type"))
-    if check_name(name, "name") not in known:
-        known |= {count.type for count in await engine.counts()}
-    check_known("type", name, known, REMEDY)
+async def check_type(engine: Engine, name: str, field: str = "name") -> None:
+    """A type that only tasks name is known too: they were submitted with their queue."""
+    known = {item.name for item in await engine.items("type")} | set(await pauses(engine, "type")) | {count.type for count in await engine.counts()}
+    if check_name(name, field) not in known and not (await engine.list(Filter(types=frozenset({name})), n=1)).tasks:
+        raise unknown("type", name, known, REMEDY, field=field)
 
 
 async def pause(engine: Engine, name: str, reason: str) -> bool:
-    await _check(engine, name)
+    await check_type(engine, name)
     return await put_pause(engine, "type", name, reason)
 
 
 async def resume(engine: Engine, name: str) -> bool:
-    await _check(engine, name)
+    await check_type(engine, name)
     return await drop_pause(engine, "type", name)

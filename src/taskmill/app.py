@@ -1,0 +1,467 @@
+"""The App: what is declared, the store it lives in, and the way in for tasks.
+
+    app = App("sqlite:///taskmill.db")     # or TASKMILL_URL, then taskmill.toml, then ./taskmill.db
+
+Making an App reads and opens nothing, so any module may do it at import. The store is opened at first use, on the loop of that use; from then on
+that loop is the app's home, and callers on other loops and threads are taken there. A submit goes `app → operations → engine`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace, TracebackType
+from typing import Any, Self, TypeVar, Unpack, overload
+
+import msgspec
+
+from taskmill import codec, config
+from taskmill.batching import Batcher
+from taskmill.clock import Clock, SystemClock
+from taskmill.config import Loaded, Settings
+from taskmill.engine import Checkpoint, Durability, Engine, Joining, Refusal, Transaction
+from taskmill.errors import AppError, InvalidInput, StaleVersion, TaskmillError
+from taskmill.handle import Handle
+from taskmill.operations import Operations, submitted
+from taskmill.options import SubmitOptions
+from taskmill.retry import Retry
+from taskmill.sync import Door, SyncApp, check_loop
+from taskmill.task import NewTask, TypeSettings, check_name
+from taskmill.tasks import Call, Tasks, TaskType
+
+__all__ = ["App"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+Hook = TypeVar("Hook", bound=Callable[..., object])
+
+NOTICE_AFTER = 10.0
+"""Seconds after which a submit that no worker could have taken is worth a line in the log."""
+logger = logging.getLogger("taskmill")
+
+
+class App(Tasks):
+    """One application: its types, schedules and limits, and its store."""
+
+    def __init__(self, url: str | None = None, *, name: str | None = None, version: int | None = None, clock: Clock | None = None, **settings: object) -> None:
+        super().__init__()
+        self._arguments: dict[str, object] = {"url": url, "name": name, "version": version, **settings}
+        self.folder = _folder_of(sys._getframe(1).f_code.co_filename)
+        """Where the app's file is: a relative path of the store starts here, unless there is a taskmill.toml."""
+        self.clock: Clock = clock or SystemClock()
+        self.state = SimpleNamespace()
+        """For what `on_start` hooks make: pools, clients, models."""
+        self.door = Door()
+        self._clock = clock
+        self._loaded: Loaded | None = None
+        self._starting: list[Callable[..., object]] = []
+        self._stopping: list[Callable[..., object]] = []
+        self._guard = threading.Lock()
+        self._forget()
+
+    def _forget(self) -> None:
+        """As if never opened."""
+        self.home: asyncio.AbstractEventLoop | None = None
+        self._engine: Engine | None = None
+        self._operations: Operations | None = None
+        self._checkpoints: Batcher[Checkpoint, Refusal | None] | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._owned = False
+        self._stored: set[str] = set()
+        self._notice: asyncio.TimerHandle | None = None
+        self._noticed = False
+
+    def __repr__(self) -> str:
+        return f"<App of {len(self.types)} types{'' if self._loaded is None else f' on {self._loaded.settings.url}'}>"
+
+    def root(self) -> App:
+        return self
+
+    # Settings
+
+    @property
+    def loaded(self) -> Loaded:
+        """The settings in force and where each came from; read when first asked for."""
+        if self._loaded is None:
+            file = config.find_file(self.folder) or config.find_file(Path.cwd())
+            self._loaded = config.load(self._arguments, os.environ, file, folder=self.folder)
+        return self._loaded
+
+    @property
+    def settings(self) -> Settings:
+        return self.loaded.settings
+
+    # Lifespan
+
+    def on_start(self, hook: Hook) -> Hook:
+        """Run this in each worker process before its first task; it may be async, and may take the app."""
+        self._starting.append(hook)
+        return hook
+
+    def on_stop(self, hook: Hook) -> Hook:
+        """Run this in each worker process after its last task, the last declared first."""
+        self._stopping.append(hook)
+        return hook
+
+    async def start(self) -> None:
+        """The hooks of `on_start`, in order; what one raises stops the start."""
+        for hook in self._starting:
+            await _run_hook(hook, self)
+
+    async def stop(self) -> None:
+        """The hooks of `on_stop`, each of them whatever the others do; the first error is raised in the end."""
+        errors: list[Exception] = []
+        for hook in reversed(self._stopping):
+            try:
+                await _run_hook(hook, self)
+            except Exception as error:  # the user's own code; the other hooks must still run
+                logger.exception("the on_stop hook %s failed", getattr(hook, "__name__", hook))
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    # The store
+
+    @property
+    def engine(self) -> Engine:
+        """The open store."""
+        if self._engine is None:
+            raise _not_open()
+        return self._engine
+
+    @property
+    def operations(self) -> Operations:
+        """Every verb of the product, over the open store."""
+        if self._operations is None:
+            raise _not_open()
+        return self._operations
+
+    def use(self, engine: Engine) -> None:
+        """Work on this engine, which is open on the running loop; whoever opened it closes it."""
+        self._forget()
+        self.home = asyncio.get_running_loop()
+        self._take(engine)
+
+    def _take(self, engine: Engine) -> None:
+        self._engine = engine
+        self._operations = Operations(engine)
+        self._checkpoints = Batcher(self._write_checkpoints)
+        if self._clock is None:
+            self.clock = engine.clock
+
+    async def open(self) -> None:
+        """Open the store; every verb does it by itself."""
+        here = asyncio.get_running_loop()
+        with self._guard:
+            if self.home is not None and self.home.is_closed():
+                self._leave_behind()
+            if self.home is None:
+                self.home = here
+                self._opening = here.create_task(self._connect())
+            home, opening = self.home, self._opening
+        if home is not here:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.open(), home))
+        elif opening is not None:
+            await asyncio.shield(opening)
+
+    def _leave_behind(self) -> None:
+        """The loop of the first use is gone (a second `asyncio.run`): the store is opened anew on this one."""
+        if self._engine is not None and not self._owned:
+            raise AppError("the engine that the app was given belongs to a loop that is closed", code="closed", hint="give it an open one: app.use(engine)")
+        self._forget()
+
+    async def _connect(self) -> None:
+        from taskmill.engines import create
+
+        try:
+            settings = self.settings
+            engine = create(
+                settings.url.reveal(),
+                clock=self._clock,
+                base=self.loaded.folder(self.folder),
+                durability=Durability(settings.durability),
+                busy_timeout=settings.busy_timeout,
+            )
+            await engine.open()
+        except BaseException:
+            self._forget()
+            raise
+        self._owned = True
+        self._take(engine)
+
+    async def close(self) -> None:
+        """Finish what is under way and let the store go; the next use opens it again."""
+        home, here = self.home, asyncio.get_running_loop()
+        if home is None:
+            return
+        if home is not here and home.is_running():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), home))
+            return
+        if self._opening is not None:
+            with suppress(TaskmillError):
+                await asyncio.shield(self._opening)
+        if self._notice is not None:
+            self._notice.cancel()
+        engine, operations, owned = self._engine, self._operations, self._owned
+        if operations is not None and home is here:
+            await operations.drain()
+        self._forget()
+        if engine is not None and owned:
+            await engine.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        await self.close()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """A transaction to submit in: `async with app.transaction() as tx: await task.options(tx=tx).submit()`."""
+        await self.open()
+        for declared in self.types.values():
+            await self._store_type(declared)
+        async with self.engine.transaction() as tx:
+            yield tx
+
+    # From anywhere to the app's home
+
+    def at_home(self, verb: str, make: Callable[[], Coroutine[Any, Any, T]]) -> Coroutine[Any, Any, T]:
+        """What an awaitable verb returns: `make()` on the loop where the store is open. Without a running loop it raises at once."""
+        check_loop(verb)
+        return self._at_home(make)
+
+    async def _at_home(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        here = asyncio.get_running_loop()
+        if self.home is not here or self._operations is None:
+            await self.open()
+            home = self.home
+            if home is not None and home is not here:
+                return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_made(make), home))
+        return await make()
+
+    def block(self, verb: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What a verb behind `.sync` does."""
+        return self.door.run(verb, make, self.home)
+
+    @property
+    def sync(self) -> SyncApp:
+        """The app's verbs for callers without an event loop."""
+        return SyncApp(self)
+
+    # Submitting
+
+    @overload
+    def submit(self, task: Call[R], /) -> Coroutine[Any, Any, Handle[R]]: ...
+    @overload
+    def submit(self, task: TaskType[..., R, Any], payload: object = None, /, **options: Unpack[SubmitOptions]) -> Coroutine[Any, Any, Handle[R]]: ...
+    @overload
+    def submit(self, task: str, payload: object = None, /, **options: Unpack[SubmitOptions]) -> Coroutine[Any, Any, Handle[Any]]: ...
+    def submit(self, task: Call[Any] | TaskType[..., Any, Any] | str, payload: object = None, /, **options: Any) -> Coroutine[Any, Any, Handle[Any]]:
+        """Submit by name, with a payload, for what lives in another program: `await app.submit("send_welcome", {"user_id": 42})`."""
+        check_loop("app.submit()")
+        return self.submit_call(self.call_with(task, payload, options))
+
+    def submit_many(self, calls: Iterable[Call[R]]) -> Coroutine[Any, Any, list[Handle[R]]]:
+        """Submit any number, one round trip per batch; the handles in the order of the calls."""
+        check_loop("app.submit_many()")
+        return self.submit_calls(calls)
+
+    def handle(self, id: str) -> Handle[Any]:
+        """The handle of a task whose id is known."""
+        return Handle(self, id)
+
+    def call_with(self, task: Call[Any] | TaskType[..., Any, Any] | str, payload: object, options: Mapping[str, Any]) -> Call[Any]:
+        """The call that a type or its name, a payload and options make."""
+        call = task if isinstance(task, Call) else self._named(task, payload)
+        return call.with_options(options) if options else call
+
+    def call_of(self, task: TaskType[..., Any, Any] | Call[Any] | str, *args: Any, **kwargs: Any) -> Call[Any]:
+        """The call that a type and its arguments make, or a name and its payload."""
+        if isinstance(task, TaskType):
+            return task.call(*args, **kwargs)
+        if isinstance(task, str) and len(args) <= 1 and not kwargs:
+            return self._named(task, *args)
+        if isinstance(task, Call) and not args and not kwargs:
+            return task
+        raise InvalidInput(
+            f"{task!r:.80} does not take these arguments",
+            code="invalid_arguments",
+            field="submit",
+            hint="a task type and its arguments, a call, or a name and a payload",
+        )
+
+    def _named(self, task: TaskType[..., Any, Any] | str, payload: object = None) -> Call[Any]:
+        data = codec.encode(payload)
+        if isinstance(task, str):
+            found = self.types.get(task)
+            return Call(check_name(task, "type"), data, {}) if found is None else found.payload_call(data)
+        if not isinstance(task, TaskType):
+            raise InvalidInput(f"{task!r:.80} is no task", code="invalid_arguments", field="submit", hint="a task type, a call of it, or a type's name")
+        task.binding.arguments(data)
+        return task.payload_call(data)
+
+    async def submit_call(self, call: Call[R]) -> Handle[R]:
+        """One call; concurrent ones share one commit."""
+        if self.home is not asyncio.get_running_loop() or self._operations is None:
+            return await self._at_home(lambda: self._submit(call))
+        return await self._submit(call)
+
+    async def _submit(self, call: Call[R]) -> Handle[R]:
+        operations = self.operations
+        if call.task_type is not None and call.type not in self._stored:
+            call = await self._prepared(call, call.task_type)
+        answer = await operations.submit(self._new(call), tx=call.tx, durability=call.durability)
+        self._watch_for_workers(call.type)
+        return Handle(self, answer.id, call.type, _reader(call), answer)
+
+    def _new(self, call: Call[Any]) -> NewTask:
+        return call.new(self.engine.new_id(call.fields.get("queue") or "default"), self.clock.now() if call.expires is not None else None)
+
+    async def submit_calls(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
+        """Many calls; what one of them was refused for is raised when all have been offered."""
+        return await self._at_home(lambda: self._submit_calls(calls))
+
+    async def _submit_calls(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
+        for declared in self.types.values():
+            await self._store_type(declared)
+        sent: list[Call[R]] = []
+
+        def new() -> Iterator[NewTask]:
+            for call in calls:
+                sent.append(call)
+                yield self._new(call)
+
+        answers = await self.operations.submit_many(new())
+        if sent:
+            self._watch_for_workers(sent[0].type)
+        return [Handle(self, submitted(answer).id, call.type, _reader(call), answer) for call, answer in zip(sent, answers, strict=True)]
+
+    # What the store must know of a type before its first task
+
+    async def _prepared(self, call: Call[R], declared: TaskType[..., R, Any]) -> Call[R]:
+        """Until a worker has joined, the store does not know what the type declares. Once per type and process it is asked, and told if need be."""
+        if call.tx is None:
+            await self._store_type(declared)
+            return call
+        if declared.name in {item.name for item in await self.engine.items("type")}:
+            self._stored.add(declared.name)
+            return call
+        if declared.settings.limits:
+            raise InvalidInput(
+                f"the store does not know the limits of {declared.name} yet, and cannot be told inside of a transaction",
+                code="unknown_type",
+                field="tx",
+                hint="begin it with app.transaction(), or start a worker first",
+            )
+        return call.with_fields({**_own_fields(self.settings_of(declared)), **call.fields})
+
+    async def _store_type(self, declared: TaskType[..., Any, Any]) -> None:
+        if declared.name in self._stored:
+            return
+        settings = self.settings_of(declared)
+        if settings != TypeSettings(queue=settings.queue) and declared.name not in {item.name for item in await self.engine.items("type")}:
+            there = {item.name for item in await self.engine.items("limit")}
+            for limit in settings.limits:
+                name = limit.partition(":")[0]
+                if name in self.limits and name not in there:
+                    await self._put_new("limit", name, self.limits[name])
+            await self._put_new("type", declared.name, msgspec.json.encode(settings))
+        self._stored.add(declared.name)
+
+    async def _put_new(self, kind: str, name: str, value: bytes) -> None:
+        with suppress(StaleVersion):  # somebody else was first, with more right or the same value
+            await self.engine.put(kind, name, value, version=0, operator=False)
+
+    def settings_of(self, declared: TaskType[..., Any, Any]) -> TypeSettings:
+        """A type's settings, with the app's own where the declaration is silent."""
+        ours, given = self.settings, declared.declared
+        changes: dict[str, Any] = {}
+        if "retry" not in given and ours.max_retries != Retry().max_retries:
+            changes["retry"] = Retry(max_retries=ours.max_retries)
+        if "timeout" not in given:
+            changes["timeout"] = ours.timeout
+        if "max_crashes" not in given:
+            changes["max_crashes"] = ours.max_crashes
+        return msgspec.structs.replace(declared.settings, **changes)
+
+    def joining(self, worker: str, queues: Sequence[str] = (), *, lease: int | None = None, info: Mapping[str, str] = MappingProxyType({})) -> Joining:
+        """What a worker of this app registers: its types (of these queues, if any are named), all limits and all schedules, as data."""
+        wanted = frozenset(queues)
+        types = {name: self.settings_of(each) for name, each in self.types.items() if not wanted or each.settings.queue in wanted}
+        return Joining(
+            worker=worker,
+            queues=tuple(queues) or tuple(sorted({settings.queue for settings in types.values()})),
+            types=types,
+            lease=self.settings.lease if lease is None else lease,
+            app=self.settings.name,
+            version=self.settings.version,
+            limits=dict(self.limits),
+            schedules={name: schedule.encode() for name, schedule in self.schedules.items()},
+            info=info,
+        )
+
+    # What a running handler writes
+
+    async def checkpoint(self, entry: Checkpoint) -> Refusal | None:
+        """Written under its lease, in one step with those of other handlers; or why it was not."""
+        if self._checkpoints is None:
+            raise _not_open()
+        return await self._checkpoints.add(entry)
+
+    async def _write_checkpoints(self, entries: list[Checkpoint]) -> list[Refusal | None]:
+        refused = {(refusal.task, refusal.token): refusal for refusal in await self.engine.checkpoint(entries)}
+        return [refused.get((entry.task, entry.token)) for entry in entries]
+
+    # A submit that nobody takes
+
+    def _watch_for_workers(self, type: str) -> None:
+        if self._notice is None:
+            self._notice = asyncio.get_running_loop().call_later(NOTICE_AFTER, self._look_for_workers, type)
+
+    def _look_for_workers(self, type: str) -> None:
+        self._looking = asyncio.get_running_loop().create_task(self._tell_if_alone(type))
+
+    async def _tell_if_alone(self, type: str) -> None:
+        """Once per process: the task waits, and the reader of the log may wonder why."""
+        with suppress(TaskmillError):
+            alive = [worker for worker in await self.operations.workers() if worker.alive]
+            if not any(type in worker.types for worker in alive):
+                who = "no live worker is on this store" if not alive else "no live worker on this store has this type"
+                logger.warning("%s was submitted %d s ago and %s: start one with `taskmill worker`", type, NOTICE_AFTER, who)
+
+
+async def _made(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    return await make()
+
+
+def _reader(call: Call[Any]) -> Callable[[bytes], object]:
+    return codec.decode if call.task_type is None else call.task_type.binding.returned
+
+
+def _own_fields(settings: TypeSettings) -> dict[str, Any]:
+    """What a new task can carry of its type's settings by itself."""
+    fields = {"priority": settings.priority, "retry": settings.retry, "timeout": settings.timeout, "max_crashes": settings.max_crashes}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+async def _run_hook(hook: Callable[..., object], app: App) -> None:
+    answer = hook(app) if inspect.signature(hook).parameters else hook()
+    if isinstance(answer, Awaitable):
+        await answer
+
+
+def _folder_of(file: str) -> Path:
+    return Path(file).absolute().parent if not file.startswith("<") and Path(file).exists() else Path.cwd()
+
+
+def _not_open() -> AppError:
+    return AppError("the app is not open", code="not_open", hint="await app.open(), or use it as `async with app:`")

@@ -17,7 +17,7 @@ import apsw
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["MEMORY", "Figure", "Plan", "at_most", "file_system", "information", "percentile", "rates", "show", "summary", "write_json"]
+__all__ = ["MEMORY", "Figure", "Plan", "at_most", "each", "file_system", "information", "over_best", "percentile", "rates", "show", "summary", "write_json"]
 
 MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 """File systems on which a commit reaches no disk: nothing measured there is judged."""
@@ -55,6 +55,17 @@ def rates(section: str, name: str, target: float | None, sides: Mapping[str, Seq
     best = {side: max(values) for side, values in sides.items()}
     rounds = [first / second for first, second in zip(*sides.values(), strict=True)]
     return Figure(section, name, _over(best), "x", ">=" if target is not None else "", target, best, how, rounds)
+
+
+def over_best(section: str, name: str, target: float | None, own: Sequence[float], others: Mapping[str, Sequence[float]], how: str = "") -> Figure:
+    """Against whichever of the others is fastest; the others' name says which it was."""
+    best = max(others, key=lambda other: max(others[other]))
+    return rates(section, name, target, {"own": own, best: others[best]}, how)
+
+
+def each(section: str, name: str, found: Sequence[float], how: str = "") -> Figure:
+    """One side by itself, the best of its rounds: what was divided by what."""
+    return Figure(section, name, max(found), "/s", how=how, rounds=found)
 
 
 def at_most(section: str, name: str, target: float, sides: Mapping[str, float], how: str = "") -> Figure:
@@ -143,13 +154,16 @@ def show(figures: Sequence[Figure], plan: Plan) -> None:
 
 def _caption(plan: Plan, kind: str) -> str:
     return (
-        f"store on {kind}, synchronous=FULL; both sides of a ratio take turns, {plan.rounds} round{'s' if plan.rounds > 1 else ''}, scale {plan.scale:g}; "
-        f"a rate is the best of its rounds, a duration what its line says. Python {platform.python_version()}, SQLite {apsw.sqlite_lib_version()}"
+        f"store on {kind}, synchronous=FULL unless a line says otherwise; both sides of a ratio take turns, "
+        f"{plan.rounds} round{'s' if plan.rounds > 1 else ''}, scale {plan.scale:g}; a rate is the best of its rounds, a duration what its line says. "
+        f"Python {platform.python_version()}, SQLite {apsw.sqlite_lib_version()}"
     )
 
 
 def _number(value: float, unit: str) -> str:
-    return f"{value:.1f} ms" if unit == "ms" else f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+    if unit == "x":
+        return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+    return f"{value:,.0f} {unit}" if value >= 1_000 else f"{value:.1f} {unit}"
 
 
 def _result(figure: Figure) -> str:
@@ -161,7 +175,7 @@ def _rounds(figure: Figure) -> str:
 
 
 def _target(figure: Figure) -> str:
-    return "" if figure.target is None else f"{figure.bound} {figure.target:g}{' ms' if figure.unit == 'ms' else ''}"
+    return "" if figure.target is None else f"{figure.bound} {figure.target:g}{'' if figure.unit == 'x' else f' {figure.unit}'}"
 
 
 def _verdict(figure: Figure, kind: str) -> str:

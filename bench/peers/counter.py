@@ -40,11 +40,9 @@ class Reading(NamedTuple):
         return (self.last - self.first) / 1e9
 
 
-def make(path: Path) -> mmap.mmap:
-    """An empty counter, in place of whatever was there."""
-    path.unlink(missing_ok=True)
+def make(path: Path) -> None:
+    """A counter at nought."""
     path.write_bytes(bytes(SIZE))
-    return attach(path)
 
 
 def read(memory: mmap.mmap) -> Reading:
@@ -61,6 +59,7 @@ def latencies(memory: mmap.mmap, n: int) -> list[float]:
 
 
 def attach(path: Path) -> mmap.mmap:
+    """The same memory, in this process."""
     with path.open("r+b") as file:
         return mmap.mmap(file.fileno(), SIZE)
 

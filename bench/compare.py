@@ -1,0 +1,39 @@
+"""Peers beside Taskmill in one run: the same no-op, each system in an environment of its own, taking turns round by round.
+
+A system is measured from outside: its no-op counts itself in memory that all processes share, and a drain lasts from the first to the last
+no-op, or to the last commit where the store knows it. Peers run with their best settings, and the table says how safe each of them is:
+an acknowledged task at synchronous=FULL survives the loss of power, at NORMAL the last ones and at OFF the whole store may not.
+Peers are installed in $BENCH_PEERS, else in taskmill-bench of the user's cache; one that cannot be is left out, and the table says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+EPILOG = """
+sections:
+  submit      many at once, one by one, and from 64 coroutines; Taskmill beside the best peer
+  drain       `taskmill worker` with one and two processes beside Huey, other peers and a raw loop; CPU of a task
+  latency     from a submit in another process to the start on an idle worker
+
+examples:
+  python bench/compare.py --quick
+  python bench/compare.py --only drain --rounds 5 --json figures.json
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    sys.path.insert(0, str(ROOT))
+    from bench import drain, latency, submit
+    from bench.runner import Section, run
+
+    sections: dict[str, Section] = {"submit": submit.run, "drain": drain.run, "latency": latency.run}
+    return run("bench/compare.py", (__doc__ or "").split("\n\n")[0], EPILOG, sections, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

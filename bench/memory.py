@@ -1,0 +1,61 @@
+"""Whether a worker's memory stays flat: tasks are submitted and drained part by part, and what all its processes hold is read after each.
+
+The first part is the warm-up (buffers of the store, threads, caches of statements); what comes on top of it later is a leak, or a cache
+without a bound. What is judged is the largest growth after any later part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+
+from bench.contenders import TASKMILL_ASYNC, Place, ask, place, until, working
+from bench.group import Group
+from bench.peers import counter
+from bench.report import Figure, Plan
+
+__all__ = ["growth", "run"]
+
+SECTION = "memory"
+TASKS = 100_000
+PARTS = 10
+GROWTH = 1.1
+
+
+async def run(plan: Plan) -> list[Figure]:
+    return await asyncio.to_thread(_measure, plan)
+
+
+def _measure(plan: Plan) -> list[Figure]:
+    part = plan.count(TASKS) // PARTS
+    with place(plan) as at, working(TASKMILL_ASYNC, 1, at) as group:
+        held = [_part(at, group, part, number, plan) for number in range(1, PARTS + 1)]
+    return growth(held, part)
+
+
+def _part(at: Place, group: Group, part: int, number: int, plan: Plan) -> int:
+    ask(TASKMILL_ASYNC, at, "fill", str(part))
+    with closing(counter.attach(at.counter)) as memory:
+        until(memory, part * number, group)
+    held = group.usage().memory
+    plan.say(f"{SECTION}: {part * number:,} tasks, {held / 1e6:,.1f} MB")
+    return held
+
+
+def growth(held: list[int], part: int) -> list[Figure]:
+    """After a later part over after the first."""
+    first, most = held[0], max(held[1:])
+    sides = {f"most, MB, to {part * len(held):,}": most / 1e6, f"after {part:,}, MB": first / 1e6}
+    return [
+        Figure(
+            SECTION,
+            "worker's memory, later / after a tenth",
+            most / first,
+            "x",
+            "<=",
+            GROWTH,
+            sides,
+            "resident, all processes",
+            [one / first for one in held[1:]],
+        ),
+    ]

@@ -1,0 +1,100 @@
+"""Taskmill on SQLite, through its SDK and its own `taskmill worker`.
+
+Variants: "def" and "async def" are the no-op's kind; "local" is a `def` at durability=local (synchronous=NORMAL), as some peers always run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from bench.peers import counter
+from bench.peers.side import Side, program, store, variant
+from taskmill import App
+from taskmill.engine import Filter
+from taskmill.task import LIVE
+
+CALLERS = 64
+
+app = App(f"sqlite:///{store()}" + ("?durability=local" if variant() == "local" else ""))
+
+
+@app.task(name="noop.def")
+def plain() -> None:
+    counter.hit()
+
+
+@app.task(name="noop.async")
+async def asynchronous() -> None:
+    counter.hit()
+
+
+@app.task
+def late(sent: int) -> None:
+    counter.hit_late(sent)
+
+
+noop = asynchronous if variant() == "async def" else plain
+
+
+class Taskmill(Side):
+    packages = ("taskmill", "apsw")
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def durability(self) -> str:
+        return f"wal, synchronous={'NORMAL' if variant() == 'local' else 'FULL'}"
+
+    def single(self, n: int) -> None:
+        self._run(self._one_by_one(n))
+
+    def bulk(self, n: int) -> None:
+        self._run(app.submit_many(noop.call() for _ in range(n)))
+
+    def concurrent(self, n: int) -> None:
+        self._run(self._callers(n))
+
+    def left(self) -> int:
+        return int(self._run(self._count()))
+
+    def ended(self) -> int | None:
+        """Of the newest thousand: those that were submitted last ended last, but for a batch or two."""
+        wall = self._run(self._last())
+        return None if wall is None else wall * 1_000 - (time.time_ns() - time.monotonic_ns())
+
+    def late(self, sent: int) -> None:
+        self._run(late.submit(sent))
+
+    def workers(self, processes: int) -> list[list[str]]:
+        return [[program("taskmill"), "worker", "bench.peers.taskmill_sqlite:app", "--processes", str(processes)]]
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._run(app.close())
+            self._loop.close()
+
+    async def _count(self) -> int:
+        async with app:
+            return await app.operations.count(Filter(states=LIVE))
+
+    async def _last(self) -> int | None:
+        async with app:
+            page = await app.operations.list(n=1_000)
+        return max((task.ended_at for task in page.tasks if task.ended_at is not None), default=None)
+
+    async def _one_by_one(self, n: int) -> None:
+        for _ in range(n):
+            await noop.submit()
+
+    async def _callers(self, n: int) -> None:
+        await asyncio.gather(*(self._one_by_one(n // CALLERS) for _ in range(CALLERS)))
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        self._loop = self._loop or asyncio.new_event_loop()
+        return self._loop.run_until_complete(coroutine)
+
+
+SIDE = Taskmill()

@@ -1,0 +1,36 @@
+"""What Taskmill costs when it does nothing: an idle worker, a command that only answers, an import; and whether its memory stays flat.
+
+The soak (`--only memory`) drains tasks in parts through one `taskmill worker` and watches what it holds; `--scale 10` is the million.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+EPILOG = """
+sections:
+  idle        CPU and memory of a worker that has nothing to do, all its processes together
+  start       `taskmill version` and `import taskmill`, medians
+  memory      the worker's memory after 100,000 tasks (at scale 1), and after the first tenth of them
+
+examples:
+  python bench/product.py --quick
+  python bench/product.py --only memory --scale 10
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    sys.path.insert(0, str(ROOT))
+    from bench import idle, memory, start
+    from bench.runner import Section, run
+
+    sections: dict[str, Section] = {"idle": idle.run, "start": start.run, "memory": memory.run}
+    return run("bench/product.py", (__doc__ or "").split("\n\n")[0], EPILOG, sections, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -52,7 +52,7 @@ class Taskmill(Side):
         self._run(self._one_by_one(n))
 
     def bulk(self, n: int) -> None:
-        self._run(app.submit_many(noop.call() for _ in range(n)))
+        self._run(self._many(n))
 
     def concurrent(self, n: int) -> None:
         self._run(self._callers(n))
@@ -66,7 +66,7 @@ class Taskmill(Side):
         return None if wall is None else wall * 1_000 - (time.time_ns() - time.monotonic_ns())
 
     def late(self, sent: int) -> None:
-        self._run(late.submit(sent))
+        self._run(self._late(sent))
 
     def workers(self, processes: int) -> list[list[str]]:
         return [[program("taskmill"), "worker", "bench.peers.taskmill_sqlite:app", "--processes", str(processes)]]
@@ -83,7 +83,13 @@ class Taskmill(Side):
     async def _last(self) -> int | None:
         async with app:
             page = await app.operations.list(n=1_000)
-        return max((task.ended_at for task in page.tasks if task.ended_at is not None), default=None)
+        return max((task.finished_at for task in page.tasks if task.finished_at is not None), default=None)
+
+    async def _many(self, n: int) -> None:
+        await app.submit_many(noop.call() for _ in range(n))
+
+    async def _late(self, sent: int) -> None:
+        await late.submit(sent)
 
     async def _one_by_one(self, n: int) -> None:
         for _ in range(n):

@@ -460,6 +460,9 @@ class Engine(Protocol):
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """The user's transaction: what is submitted or finished with `tx=` exists if and only if it commits."""
 
+    def in_transaction(self) -> bool:
+        """Whether the caller stands in such a transaction: a step that is not given its `tx=` would wait for itself there, and is refused."""
+
     async def submit(
         self,
         tasks: Sequence[NewTask],

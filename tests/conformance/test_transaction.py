@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 
 import pytest
 
@@ -327,3 +328,31 @@ async def test_transactions_and_other_steps_racing(store: Store, engine: Engine)
 
     await asyncio.gather(shop(), plain(other), plain(engine))
     assert len(await all_tasks(engine)) == 50
+
+
+async def test_who_stands_in_a_transaction_knows(engine: Engine, store: Store) -> None:
+    """Also what it calls and starts there; nobody else, no other engine, and not once it is over."""
+    needs(engine, "user_transactions")
+    another = await store.engine()
+    seen: list[tuple[bool, bool]] = []
+    outside = copy_context()
+
+    async def look() -> None:
+        seen.append((engine.in_transaction(), another.in_transaction()))
+
+    await look()
+    async with engine.transaction():
+        await look()
+        await asyncio.create_task(look())
+        await asyncio.create_task(look(), context=outside)
+        late = asyncio.Event()
+        started = asyncio.create_task(_after(late, look))
+    late.set()
+    await started
+    await look()
+    assert seen == [(False, False), (True, False), (True, False), (False, False), (False, False), (False, False)]
+
+
+async def _after(event: asyncio.Event, do: Callable[[], Awaitable[None]]) -> None:
+    await event.wait()
+    await do()

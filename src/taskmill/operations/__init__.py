@@ -35,7 +35,8 @@ class Operations:
 
     async def submit(self, new: NewTask, *, tx: Transaction | None = None, durability: Durability | None = None) -> Submitted:
         """One task; concurrent callers share one commit. Raises what became of it unless it exists now: Conflict, RateLimited, or why it was refused."""
-        if tx is not None:
+        # Who stands in a transaction must not wait for others' commits, which wait for it; without its tx= the engine refuses.
+        if tx is not None or self.engine.in_transaction():
             [answer] = await self.engine.submit([new], durability=durability, tx=tx)
         else:
             answer = await self._batcher(durability).add(new)

@@ -110,7 +110,7 @@ def _schedules(seen: _Seen) -> Iterator[Finding]:
 def _dead_letters(seen: _Seen) -> Iterator[Finding]:
     every = sum(count.tasks for count in seen.counts if count.state is State.DEAD)
     recent = Counter(task.type for task in seen.dead.tasks if task.finished_at is not None and seen.now - task.finished_at < HOUR)
-    hint = "taskmill task list --state dead shows them with their errors; taskmill task requeue runs them again"
+    hint = "`taskmill dead list` shows them with their errors, `taskmill dead requeue` runs them again"
     if recent:
         most = ", ".join(f"{name} {number}" for name, number in recent.most_common(3))
         total = max(every, len(seen.dead.tasks))

@@ -27,11 +27,15 @@ class _Value(Struct, frozen=True, omit_defaults=True):
 async def pauses(engine: Engine, what: str) -> dict[str, Pause]:
     """The names of this sort (queue, type, schedule) that are paused."""
     prefix = f"{what}:"
-    return {
-        item.name.removeprefix(prefix): Pause(msgspec.json.decode(item.value, type=_Value).reason, item.operator)
-        for item in await engine.items("pause")
-        if item.name.startswith(prefix)
-    }
+    return {item.name.removeprefix(prefix): Pause(_reason(item.value), item.operator) for item in await engine.items("pause") if item.name.startswith(prefix)}
+
+
+def _reason(value: bytes) -> str:
+    """That it is paused counts, whatever its value says."""
+    try:
+        return msgspec.json.decode(value, type=_Value).reason
+    except msgspec.DecodeError:
+        return ""
 
 
 async def pause(engine: Engine, what: str, name: str, reason: str) -> bool:

@@ -113,6 +113,12 @@ async def test_a_reason_has_an_end(operations: Operations, engine: Engine) -> No
     assert raised.value.field == "reason"
 
 
+async def test_a_pause_of_any_value_is_a_pause(operations: Operations, engine: Engine) -> None:
+    await engine.put("pause", "queue:default", b"[]")
+    found = (await by_name(operations))["default"]
+    assert (found.paused, found.reason) == (True, "")
+
+
 # Types
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 
 import pytest
 
@@ -12,6 +13,7 @@ from taskmill.errors import Conflict, InvalidInput, NotFound, RateLimited
 from taskmill.operations import Limit, Operations, submitted, tasks
 from taskmill.task import Edge, NewTask, OnLimit, State
 from tests.conformance.tools import new, record, submit_one
+from tests.conformance.tools_b import guarded
 
 SIZE = tasks.BATCH
 
@@ -105,6 +107,18 @@ async def test_in_the_caller_s_transaction(engine: Engine, operations: Operation
     assert (await operations.get(kept.id)).state is State.PENDING
     with pytest.raises(NotFound):
         await operations.get(lost.id)
+
+
+async def test_who_forgets_the_transaction_hears_so_and_nobody_else(engine: Engine, operations: Operations) -> None:
+    """The engine refuses a step that would wait for the caller's own lock; those whose submits wait for that lock too only wait."""
+    outside = copy_context()
+    async with engine.transaction():
+        other = outside.run(asyncio.ensure_future, operations.submit(new(1)))
+        await asyncio.sleep(0)
+        with pytest.raises(Conflict) as raised:
+            await guarded(operations.submit(new(2)))
+        assert raised.value.code == "inside_transaction"
+    assert (await guarded(other)).status is Status.CREATED
 
 
 async def test_a_caller_that_gives_up_takes_nobody_with_it(operations: Operations) -> None:

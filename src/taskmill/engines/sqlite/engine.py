@@ -219,8 +219,7 @@ class SQLiteEngine:
     def _check_outside(self) -> None:
         """A write that waits for the transaction it is called in would wait for ever."""
         self._check_open()
-        inside = _inside.get()
-        if inside is not None and inside.open and inside.engine is self:
+        if self.in_transaction():
             raise Conflict(
                 "this would wait for the transaction it stands in",
                 code="inside_transaction",
@@ -231,6 +230,10 @@ class SQLiteEngine:
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         return self._transaction()
+
+    def in_transaction(self) -> bool:
+        inside = _inside.get()
+        return inside is not None and inside.open and inside.engine is self
 
     @contextlib.asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Tx]:

@@ -263,7 +263,7 @@ def _worker(row: Sequence[Any], silent: int | None) -> WorkerInfo:
 
 
 def _command(value: bytes | None) -> str | None:
-    return None if value is None else msgspec.json.decode(value, type=dict[str, Any])["command"]
+    return None if value is None else msgspec.json.decode(value, type=dict[str, Any]).get("command")
 
 
 def term(db: Database, role: str) -> Term | None:

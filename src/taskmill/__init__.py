@@ -1,22 +1,27 @@
 """Taskmill: background tasks on the store you have.
 
-from taskmill import App, Context, Fail, Retry
+    from taskmill import App, Context, Fail, Retry
 
-app = App("sqlite:///taskmill.db")
+    app = App("sqlite:///taskmill.db")
 
-@app.task(retry=Retry.exponential(max_retries=5), timeout="30s")
-async def send_welcome(ctx: Context, user_id: int) -> str: ...
+    @app.task(retry=Retry.exponential(max_retries=5), timeout="30s")
+    async def send_welcome(ctx: Context, user_id: int) -> str: ...
 
-handle = await send_welcome.submit(42)
+    handle = await send_welcome.submit(42)
+
+The names below are loaded when they are first used, so that `import taskmill`, and with it every command, starts at once.
 """
 
-from taskmill.app import App
-from taskmill.context import Context, Fail, RetryAfter, Snooze
-from taskmill.errors import ResultExpired, ResultTimeout, TaskCancelled, TaskFailed, TaskmillError
-from taskmill.handle import Handle
-from taskmill.retry import Retry
-from taskmill.task import Priority, State, Unique
-from taskmill.tasks import Call, Tasks, TaskType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from taskmill.app import App
+    from taskmill.context import Context, Fail, RetryAfter
+    from taskmill.errors import ResultExpired, ResultTimeout, StaleLease, TaskCancelled, TaskFailed, TaskmillError
+    from taskmill.handle import Handle
+    from taskmill.retry import Retry
+    from taskmill.task import Priority, State, Unique
+    from taskmill.tasks import Call, Tasks, TaskType
 
 __all__ = [
     "App",
@@ -29,7 +34,7 @@ __all__ = [
     "ResultTimeout",
     "Retry",
     "RetryAfter",
-    "Snooze",
+    "StaleLease",
     "State",
     "TaskCancelled",
     "TaskFailed",
@@ -38,3 +43,28 @@ __all__ = [
     "Tasks",
     "Unique",
 ]
+
+_MODULES = {
+    "app": ("App",),
+    "context": ("Context", "Fail", "RetryAfter"),
+    "errors": ("ResultExpired", "ResultTimeout", "StaleLease", "TaskCancelled", "TaskFailed", "TaskmillError"),
+    "handle": ("Handle",),
+    "retry": ("Retry",),
+    "task": ("Priority", "State", "Unique"),
+    "tasks": ("Call", "TaskType", "Tasks"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _MODULES.items():
+        if name in names:
+            from importlib import import_module
+
+            value: object = getattr(import_module(f"taskmill.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'taskmill' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

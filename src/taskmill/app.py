@@ -30,7 +30,7 @@ from taskmill.engine import Checkpoint, Durability, Engine, Joining, Refusal, Tr
 from taskmill.errors import AppError, InvalidInput, StaleVersion, TaskmillError
 from taskmill.handle import Handle
 from taskmill.operations import Operations, submitted
-from taskmill.options import SubmitOptions
+from taskmill.options import SubmitOptions, submit_fields
 from taskmill.retry import Retry
 from taskmill.sync import Door, SyncApp, check_loop
 from taskmill.task import NewTask, TypeSettings, check_name
@@ -282,7 +282,7 @@ class App(Tasks):
     def call_with(self, task: Call[Any] | TaskType[..., Any, Any] | str, payload: object, options: Mapping[str, Any]) -> Call[Any]:
         """The call that a type or its name, a payload and options make."""
         call = task if isinstance(task, Call) else self._named(task, payload)
-        return call.with_options(options) if options else call
+        return call.wanting(submit_fields(options, "app.submit()")) if options else call
 
     def call_of(self, task: TaskType[..., Any, Any] | Call[Any] | str, *args: Any, **kwargs: Any) -> Call[Any]:
         """The call that a type and its arguments make, or a name and its payload."""

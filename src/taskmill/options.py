@@ -171,7 +171,7 @@ class Wanted(NamedTuple):
     durability: Durability | None
 
 
-def submit_fields(options: Mapping[str, Any], where: str = ".options()") -> Wanted:
+def submit_fields(options: Mapping[str, Any], where: str) -> Wanted:
     """Options as people write them, as what a new task holds."""
     given = known(options, SubmitOptions, where)
     tx = given.pop("tx", None)

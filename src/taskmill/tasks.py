@@ -20,7 +20,7 @@ from taskmill.clock import SystemClock, duration, instant
 from taskmill.context import Context
 from taskmill.cron import Cron, Misfire, Overlap
 from taskmill.errors import AppError, InvalidInput
-from taskmill.options import ScheduleOptions, SubmitOptions, TaskOptions, choice, known, limit_value, submit_fields, type_settings
+from taskmill.options import ScheduleOptions, SubmitOptions, TaskOptions, Wanted, choice, known, limit_value, submit_fields, type_settings
 from taskmill.schedule import Schedule
 from taskmill.sync import SyncTask, check_loop
 from taskmill.task import NewTask, TypeSettings, check_name, check_settings
@@ -79,9 +79,8 @@ class Call(Generic[R]):
         """The same call with other fields of its new task."""
         return Call(self.type, self.payload, fields, task_type=self.task_type, expires=self.expires, tx=self.tx, durability=self.durability)
 
-    def with_options(self, options: Mapping[str, Any]) -> Call[R]:
-        """The same call with these options over its own."""
-        found = submit_fields(options)
+    def wanting(self, found: Wanted) -> Call[R]:
+        """The same call with options over its own."""
         return Call(
             self.type,
             self.payload,
@@ -138,8 +137,7 @@ class TaskType(Generic[P, R, C]):
 
     def options(self, **options: Unpack[SubmitOptions]) -> Options[P, R]:
         """The same, with options for this one submit: `delay="10m"`, `priority="high"`, `idempotency_key=…`, `tx=…`."""
-        submit_fields(options)
-        return Options(self, options)
+        return Options(self, submit_fields(options, f"{self.name}.options()"))
 
     @property
     def sync(self) -> SyncTask[P, R]:
@@ -150,11 +148,11 @@ class TaskType(Generic[P, R, C]):
 class Options(Generic[P, R]):
     """A task type with options for its next submits."""
 
-    __slots__ = ("_options", "_type")
+    __slots__ = ("_type", "_wanted")
 
-    def __init__(self, type: TaskType[P, R, Any], options: Mapping[str, Any]) -> None:
+    def __init__(self, type: TaskType[P, R, Any], wanted: Wanted) -> None:
         self._type = type
-        self._options = options
+        self._wanted = wanted
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Handle[R]]:
         """Submit it with these options."""
@@ -163,7 +161,7 @@ class Options(Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The same as a value."""
-        return self._type.call(*args, **kwargs).with_options(self._options)
+        return self._type.call(*args, **kwargs).wanting(self._wanted)
 
     @property
     def sync(self) -> SyncTask[P, R]:

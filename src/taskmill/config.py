@@ -140,7 +140,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
     )
     maintenance: Annotated[bool, Setting("boolean", "Whether workers run recovery, schedules, pruning and the outbox too")] = True
     grace_period: Annotated[int, Setting("duration", "How long running tasks may go on after SIGTERM before they are released", maximum=DAY)] = 20 * SECOND
-    concurrency: Annotated[int, Setting("integer", "How many tasks one worker runs at once", minimum=1, maximum=10_000)] = 10
+    kill_after: Annotated[
+        int,
+        Setting(
+            "duration", "How long a handler may go on after it was cancelled or its time was over, before its process is killed", minimum=SECOND, maximum=HOUR
+        ),
+    ] = 5 * SECOND
+    concurrency: Annotated[int, Setting("integer", "How many tasks one worker process runs at once", minimum=1, maximum=4_000)] = 10
+    processes: Annotated[int, Setting("integer", "How many worker processes one `taskmill worker` starts", minimum=1, maximum=256)] = 1
+    max_tasks: Annotated[int, Setting("integer", "Tasks after which a worker process is replaced by a new one; 0: never", maximum=2**31 - 1)] = 0
+    max_memory: Annotated[int, Setting("bytes", "Resident bytes at which a worker process is replaced by a new one; 0: never", maximum=2**50)] = 0
 
     max_retries: Annotated[int, Setting("integer", "Failures after which a task is tried again, unless its type says otherwise", maximum=10_000)] = 3
     max_crashes: Annotated[int, Setting("integer", "Lost leases after which a task is tried again; the next one makes it dead as poison", maximum=10_000)] = 3

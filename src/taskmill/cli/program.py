@@ -23,6 +23,7 @@ USAGE = 2
 INTERRUPTED = 130
 
 COMMANDS = {
+    "bench": LazyCommand("taskmill.cli.bench", "bench", "Measure submits, drains and waits on a store."),
     "check": LazyCommand("taskmill.cli.check", "check", "Say what the store cannot promise and what holds work up."),
     "config": LazyCommand("taskmill.cli.config", "config", "Show the settings in force."),
     "db": LazyCommand("taskmill.cli.db", "db", "Make, upgrade and verify the schema of a store."),

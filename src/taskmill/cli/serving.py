@@ -50,7 +50,6 @@ def serve(
 ) -> int:
     """Run a supervisor until a signal ends it; its exit code."""
     from taskmill.worker import logs
-    from taskmill.worker.probes import Probes
     from taskmill.worker.supervisor import Supervisor
 
     logs.configure(log_level)
@@ -61,6 +60,8 @@ def serve(
             if began is not None:
                 tasks.create_task(began(supervisor))
             if port is not None:
+                from taskmill.worker.probes import Probes
+
                 tasks.create_task(Probes(supervisor, host, port).run())
 
     async def run() -> int:

@@ -1,0 +1,211 @@
+"""The program of a child: a process that claims, runs and finishes tasks, under a supervisor that beats for it.
+
+    load the app ─▶ open the store ─▶ "loaded" ─▶ (the supervisor opens it too) "go" ─▶ join ─▶ "joined" ─▶ claim, run, finish … ─▶ "drain" ─▶ leave, exit 0
+
+It exits when its supervisor is gone. When it is told that its leases are lost (it was silent for too long, and unregistered), it ends and
+is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from taskmill.app import App
+from taskmill.clock import SECOND
+from taskmill.engine import Engine, Outcome, Refusal
+from taskmill.errors import Conflict, TaskmillError
+from taskmill.loading import load
+from taskmill.worker import logs
+from taskmill.worker.board import Board
+from taskmill.worker.channel import Channel, Message
+from taskmill.worker.claimer import Claimer
+from taskmill.worker.executor import TICK, Executor
+from taskmill.worker.finisher import Finisher
+from taskmill.worker.isolation import Runners
+from taskmill.worker.process import under
+from taskmill.worker.settings import Start, StoreSettings
+from taskmill.worker.stats import Stats
+from taskmill.worker.watchdog import Watchdog
+
+__all__ = ["main"]
+
+log = logging.getLogger("taskmill")
+
+LAST_WORDS = 0.5
+"""How long handlers that were asked to end have before they are given up."""
+
+
+def main() -> None:
+    channel_fd, board_fd, supervisor = (int(argument) for argument in sys.argv[1:4])
+    end = socket.socket(fileno=channel_fd)
+    under(supervisor, end)
+    try:
+        import uvloop
+    except ImportError:
+        code = asyncio.run(_run(end, board_fd))
+    else:
+        code = uvloop.run(_run(end, board_fd))
+    # Threads of handlers that never return must not keep the process.
+    os._exit(code)
+
+
+async def _run(end: socket.socket, board_fd: int) -> int:
+    channel = await Channel.open(end)
+    message = await channel.hear()
+    if message is None:
+        return 1
+    start = msgspec.json.decode(message.data, type=Start)
+    try:
+        app = load(start.target)
+        logs.configure(start.log_level or app.settings.log_level)
+        await app.open()
+    except TaskmillError as error:
+        channel.say(Message("failed", text=str(error), number=2 if error.status < 500 else 1))
+        await channel.flush()
+        return 1
+    channel.say(Message("loaded", data=msgspec.Raw(msgspec.json.encode(StoreSettings.of(app)))))
+    return await Child(app, start, channel, Board(board_fd)).run()
+
+
+class Child:
+    """The parts of one worker process."""
+
+    def __init__(self, app: App, start: Start, channel: Channel, board: Board) -> None:
+        settings = app.settings
+        self._app = app
+        self._start = start
+        self._channel = channel
+        self._board = board
+        self._engine: Engine = app.engine
+        self._stats = Stats()
+        self._runners = Runners(start.target, settings.kill_after)
+        self._finisher = Finisher(self._engine, board, self._told)
+        self._executor = Executor(
+            app, board, self._finisher.add, self._room, self._runners, self._engine.clock, self._stats,
+            concurrency=settings.concurrency, kill_after=settings.kill_after,
+        )  # fmt: skip
+        self._executor.suspects.update(start.suspects)
+        joining = app.joining(start.worker, start.queues, lease=settings.lease, info=start.info)
+        self._joining = joining
+        alone = [name for name in joining.types if app.types[name].mode == "isolated"]
+        most = dict.fromkeys(alone, max(1, min(settings.concurrency, os.cpu_count() or 1)))
+        self._claimer = Claimer(self._engine, start.worker, joining.queues, board, self._executor, most)
+        self._drain = asyncio.Event()
+        self._grace: int | None = None
+
+    def _room(self) -> None:
+        self._claimer.make_room()
+
+    def _told(self, batch: Sequence[Outcome], refused: tuple[Refusal, ...]) -> None:
+        for refusal in refused:
+            log.warning("the outcome of task %s was not taken: %s", refusal.task, refusal.message or refusal.code)
+
+    async def run(self) -> int:
+        if not await self._go():
+            return 1
+        await self._app.start()
+        await self._engine.join(self._joining)
+        self._channel.say(Message("joined"))
+        watchdog = Watchdog(self._executor)
+        watchdog.start()
+        async with asyncio.TaskGroup() as tasks:
+            loops = [tasks.create_task(loop) for loop in (self._listen(), self._turn(watchdog), self._report())]
+            claiming = tasks.create_task(self._claim())
+            await self._drain.wait()
+            claiming.cancel()
+            await asyncio.wait([claiming])
+            await self._end()
+            for loop in loops:
+                loop.cancel()
+        return 0
+
+    async def _go(self) -> bool:
+        message = await self._channel.hear()
+        return message is not None and message.kind == "go"
+
+    # Loops
+
+    async def _claim(self) -> None:
+        try:
+            await self._claimer.run()
+        except* Conflict as unknown:
+            log.warning("this worker is no longer registered, a new one takes its place: %s", unknown.exceptions[0])
+            self._channel.say(Message("unknown"))
+
+    async def _listen(self) -> None:
+        while (message := await self._channel.hear()) is not None:
+            match message.kind:
+                case "cancel":
+                    self._executor.cancel(message.ids)
+                case "lost":
+                    self._executor.lose(message.tokens)
+                case "pause":
+                    self._claimer.pause()
+                    self._executor.release_waiting()
+                case "resume":
+                    self._claimer.resume()
+                case "suspect":
+                    self._executor.suspects.update(message.ids)
+                case "drain":
+                    self._grace = message.number
+                    self._drain.set()
+        os._exit(1)  # the supervisor is gone, and with it the beats
+
+    async def _turn(self, watchdog: Watchdog) -> None:
+        """Shows that the loop turns, and hands back what it cannot begin while others might."""
+        begun = -1
+        while True:
+            now = self._engine.clock.monotonic()
+            self._board.tick(now)
+            watchdog.turned(now)
+            if self._executor.stuck(begun):
+                self._executor.release_waiting()
+            begun = self._executor.begun
+            await asyncio.sleep(TICK / SECOND)
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            self._say_stats()
+
+    def _say_stats(self) -> None:
+        if (counted := self._stats.take()) is not None:
+            self._channel.say(Message("stats", data=msgspec.Raw(msgspec.json.encode(counted))))
+
+    # The end
+
+    async def _end(self) -> None:
+        """Release what has not begun; let run what runs, until the grace period is over; then release that too."""
+        self._executor.release_waiting()
+        if not await self._idle(self._grace):
+            self._executor.stop()
+            if not await self._idle(int(LAST_WORDS * SECOND)):
+                self._executor.abandon()
+        await self._finisher.drain()
+        with contextlib.suppress(TaskmillError):
+            await self._engine.leave(self._start.worker)
+        await self._runners.close()
+        await self._app.stop()
+        self._say_stats()
+        await self._channel.flush()
+
+    async def _idle(self, within: int | None) -> bool:
+        """Whether every handler has ended within this time."""
+        until = None if within is None else self._engine.clock.monotonic() + within
+        while self._executor.held:
+            if until is not None and self._engine.clock.monotonic() >= until:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,367 @@
+"""Runs what was claimed, at most `concurrency` handlers at once, and gives each outcome to the finisher.
+
+    offer ──▶ line (by priority, then as claimed) ──▶ slot ──▶ attempt ──▶ outcome
+
+There are three lines: async handlers run on the loop, plain functions in threads, isolated ones in processes of their own. A slot is a
+coroutine, a thread or a process that runs one handler at a time. Whoever has a slot takes one task after the other out of its line before it
+gives the slot back: short tasks share one hop, and a long one holds up nobody, because what has not begun is still in the line. After a
+slice of time it lets the loop turn, and the other lines have their say.
+
+One timer serves all deadlines: it looks four times a second, and earlier when a handler begins whose time is over before that. A handler that
+is past its deadline, or whose task was cancelled, is asked to end: its coroutine is cancelled, `ctx.cancelled` is true. If it does not, the
+supervisor kills the whole process at the hard deadline, which stands on the board; so it happens also when this loop is blocked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Protocol
+
+from taskmill.clock import MILLISECOND, SECOND, Clock
+from taskmill.engine import Claimed, Ending, Outcome
+from taskmill.worker.attempt import CANCELLED, LEASE_LOST, STOPPING, TIMEOUT, Running, attempt_async, attempt_sync, ended, unbegun
+from taskmill.worker.board import Board
+from taskmill.worker.stats import Stats
+
+if TYPE_CHECKING:
+    from taskmill.app import App
+
+__all__ = ["Executor", "Isolation"]
+
+SLICE = MILLISECOND
+"""How long a slot goes on before the loop turns."""
+THREAD_SLICE = 5 * MILLISECOND
+TICK = 250 * MILLISECOND
+SUSPECT_AFTER = 2
+"""Losses after which a task runs in a process of its own: one may be a machine's fault, two look like the task's."""
+
+
+class Isolation(Protocol):
+    """Where attempts run in processes of their own."""
+
+    async def attempt(self, running: Running) -> Outcome: ...
+
+
+class Line:
+    """What waits for a slot, by priority and then in the order of claiming. Threads and the loop may take from it at once."""
+
+    def __init__(self) -> None:
+        self._waiting: tuple[deque[Running], ...] = (deque(), deque(), deque(), deque())
+
+    def __len__(self) -> int:
+        low, normal, high, critical = self._waiting
+        return len(low) + len(normal) + len(high) + len(critical)
+
+    def add(self, running: Running) -> None:
+        self._waiting[running.claimed.priority].append(running)
+
+    def take(self) -> Running | None:
+        for priority in (3, 2, 1, 0):
+            if waiting := self._waiting[priority]:
+                try:
+                    return waiting.popleft()
+                except IndexError:  # a thread was faster
+                    continue
+        return None
+
+    def head(self) -> tuple[int, int]:
+        """Priority and age of the first; (-1, 0) when nobody waits."""
+        for priority in (3, 2, 1, 0):
+            try:
+                return priority, -self._waiting[priority][0].claimed.token
+            except IndexError:
+                continue
+        return -1, 0
+
+
+class Executor:
+    """The handlers of one process."""
+
+    def __init__(
+        self,
+        app: App,
+        board: Board,
+        finish: Callable[[Outcome], None],
+        room: Callable[[], None],
+        isolation: Isolation,
+        clock: Clock,
+        stats: Stats,
+        *,
+        concurrency: int,
+        kill_after: int = 5 * SECOND,
+    ) -> None:
+        self._app = app
+        self._types = app.types
+        self._board = board
+        self._finish = finish
+        self._room = room
+        self._isolation = isolation
+        self._now = clock.monotonic
+        self._stats = stats
+        self._kill_after = kill_after
+        self._loop = asyncio.get_running_loop()
+        self._on_loop, self._in_threads, self._alone = Line(), Line(), Line()
+        self._busy = {self._on_loop: 0, self._in_threads: 0, self._alone: 0}
+        self._threads = Threads(self._on_thread, self._collect, self._loop)
+        self._slots: set[asyncio.Task[None]] = set()
+        self.held: dict[int, Running] = {}
+        self.suspects: set[str] = set()
+        self.concurrency = concurrency
+        self.free = concurrency
+        self.ran = 0
+        self._begun = 0
+        self._next_look = 0
+        self._timer: asyncio.Handle = self._loop.call_soon(self._look)
+
+    # Taking in
+
+    def offer(self, tasks: Sequence[Claimed]) -> None:
+        """These were claimed; each begins as soon as it has a slot."""
+        received = self._now()
+        for claimed in tasks:
+            declared = self._types[claimed.type]
+            running = Running(claimed, declared, received, self._loop)
+            self.held[claimed.token] = running
+            self._line_of(running).add(running)
+        self._fill()
+
+    def _line_of(self, running: Running) -> Line:
+        claimed = running.claimed
+        mode = running.declared.mode
+        if mode == "isolated" or claimed.crashes >= SUSPECT_AFTER or claimed.id in self.suspects:
+            return self._alone
+        return self._on_loop if mode == "async" else self._in_threads
+
+    @property
+    def waiting(self) -> int:
+        """How many have no slot yet."""
+        return len(self._on_loop) + len(self._in_threads) + len(self._alone)
+
+    def _fill(self) -> None:
+        """A slot for each task that waits, as long as there are any."""
+        while self.free > 0 and (line := self._next_line()) is not None:
+            self.free -= 1
+            self._busy[line] += 1
+            if line is self._in_threads:
+                self._threads.wake()
+            else:
+                slot = self._loop.create_task(self._on_slot() if line is self._on_loop else self._on_process())
+                self._slots.add(slot)
+                slot.add_done_callback(self._slots.discard)
+        self._room()
+
+    def _next_line(self) -> Line | None:
+        """The line that has more tasks than slots and whose first task comes first: by priority, then by age."""
+        lines = [line for line, busy in self._busy.items() if len(line) > busy]
+        return max(lines, key=Line.head) if lines else None
+
+    def _give_back(self, line: Line) -> None:
+        self.free += 1
+        self._busy[line] -= 1
+        self._fill()
+
+    # Running
+
+    def _begin(self, running: Running) -> bool:
+        """Its time runs from now on; False when it must not begin: cancelled, or taken away while this process did not turn."""
+        claimed = running.claimed
+        now = self._now()
+        deadline = now + claimed.timeout
+        if running.reason is not None or not self._board.start(claimed.token, now, deadline + self._kill_after):
+            self._loop.call_soon_threadsafe(self._not_begun, running)
+            return False
+        running.started = now
+        running.deadline = deadline
+        self._begun += 1
+        if deadline < self._next_look:
+            self._loop.call_soon_threadsafe(self._look_earlier, deadline)
+        return True
+
+    def _not_begun(self, running: Running) -> None:
+        if self.held.pop(running.claimed.token, None) is not None:
+            self._finish(unbegun(running, Ending.CANCELLED if running.reason == CANCELLED else Ending.RELEASED))
+
+    async def _on_slot(self) -> None:
+        """A slot on the loop."""
+        mine = asyncio.current_task()
+        assert mine is not None
+        fresh = copy_context()
+        line = self._on_loop
+        until = self._now() + SLICE
+        while (running := line.take()) is not None:
+            running.task = mine
+            if not self._begin(running):
+                continue
+            now = self._ended(running, await attempt_async(self._app, running))
+            if copy_context() != fresh or mine.cancelling():
+                break  # what a handler left behind in its coroutine is not for the next one
+            if now >= until:
+                if len(self._in_threads) or len(self._alone):
+                    break
+                await asyncio.sleep(0)
+                until = self._now() + SLICE
+        self._give_back(line)
+
+    async def _on_process(self) -> None:
+        """A slot in a process: one task, since it may be asked to end by cancelling this coroutine."""
+        running = self._alone.take()
+        if running is not None:
+            running.task = asyncio.current_task()
+            if self._begin(running):
+                self._ended(running, await self._isolation.attempt(running))
+        self._give_back(self._alone)
+
+    def _on_thread(self, done: Callable[[Running, Outcome], None]) -> None:
+        """A slot in a thread."""
+        until = self._now() + THREAD_SLICE
+        while (running := self._in_threads.take()) is not None:
+            if self._begin(running):
+                done(running, attempt_sync(self._app, running))
+            if self._now() >= until:
+                return
+
+    def _collect(self, ended: list[tuple[Running, Outcome]], slots: int) -> None:
+        """On the loop again: what the threads have done, and slots they gave back."""
+        for running, outcome in ended:
+            self._ended(running, outcome)
+        for _ in range(slots):
+            self._give_back(self._in_threads)
+
+    def _ended(self, running: Running, outcome: Outcome) -> int:
+        """Count it and give it to the finisher; what time it is now."""
+        now = self._now()
+        self.ran += 1
+        self._stats.count(running.claimed.type, outcome.ending, now - running.started)
+        if self.held.pop(running.claimed.token, None) is not None:
+            self._finish(outcome)
+        self._room()
+        return now
+
+    # Deadlines
+
+    def _look(self) -> None:
+        """Ask those to end whose time is over, and look again when the next one's is, at the latest after a tick."""
+        now = self._now()
+        self._next_look = now + TICK
+        for running in list(self.held.values()):
+            if running.started and running.reason is None:
+                if running.deadline <= now:
+                    self._ask(running, TIMEOUT)
+                else:
+                    self._next_look = min(self._next_look, running.deadline)
+        self._timer = self._loop.call_later((self._next_look - now) / SECOND, self._look)
+
+    def _look_earlier(self, at: int) -> None:
+        if at < self._next_look:
+            self._next_look = at
+            self._timer.cancel()
+            self._timer = self._loop.call_later(max(0, at - self._now()) / SECOND, self._look)
+
+    def _ask(self, running: Running, reason: str) -> None:
+        """Ask a handler to end; it has `kill_after` to do so."""
+        if running.reason is not None:
+            return
+        running.reason = reason
+        running.cancelled = True
+        running.lease_lost = reason == LEASE_LOST
+        if running.started:
+            self._board.hurry(running.claimed.token, self._now() + self._kill_after)
+        if running.task is not None:
+            running.task.cancel()
+
+    # What the outside asks for
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """Somebody cancelled these."""
+        wanted = frozenset(ids)
+        for running in [running for running in self.held.values() if running.claimed.id in wanted]:
+            self._ask(running, CANCELLED)
+
+    def lose(self, tokens: Sequence[int]) -> None:
+        """These leases are no longer ours: whatever their handlers do now, counts for nothing."""
+        for token in tokens:
+            running = self.held.get(token)
+            if running is not None:
+                self._ask(running, LEASE_LOST)
+
+    def release_waiting(self) -> None:
+        """Whatever has not begun goes back, for others to run."""
+        for line in (self._on_loop, self._in_threads, self._alone):
+            while (running := line.take()) is not None:
+                self._not_begun(running)
+
+    def stop(self) -> None:
+        """Time is over: ask every handler to end; what is asked so is released."""
+        for running in list(self.held.values()):
+            self._ask(running, STOPPING)
+
+    def abandon(self) -> None:
+        """Those that did not end when asked: given up as they are. The process must end after this."""
+        for running in list(self.held.values()):
+            self.held.pop(running.claimed.token, None)
+            self._finish(ended(running, Ending.RELEASED) if running.started else unbegun(running, Ending.RELEASED))
+
+    def stuck(self, begun_before: int) -> bool:
+        """Nothing has begun since then, no slot is free, and something waits that others could run."""
+        return self.free <= 0 and self._begun == begun_before and self.waiting > 0
+
+    @property
+    def begun(self) -> int:
+        return self._begun
+
+
+class Threads:
+    """Threads that wait for a slot. They start when first needed, and end with the process: a handler that never returns holds its thread for ever."""
+
+    def __init__(
+        self,
+        work: Callable[[Callable[[Running, Outcome], None]], None],
+        collect: Callable[[list[tuple[Running, Outcome]], int], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._work = work
+        self._collect = collect
+        self._loop = loop
+        self._slots: SimpleQueue[None] = SimpleQueue()
+        self._done: deque[tuple[Running, Outcome] | None] = deque()
+        self._told = False
+        self._started = 0
+        self.awake = 0
+
+    def wake(self) -> None:
+        """One more slot for a thread."""
+        self.awake += 1
+        if self.awake > self._started:
+            self._started += 1
+            threading.Thread(target=self._run, name=f"taskmill-handler-{self._started}", daemon=True).start()
+        self._slots.put(None)
+
+    def _run(self) -> None:
+        while True:
+            self._slots.get()
+            self._work(self._tell)
+            self._done.append(None)
+            self._tell_loop()
+
+    def _tell(self, running: Running, outcome: Outcome) -> None:
+        self._done.append((running, outcome))
+        self._tell_loop()
+
+    def _tell_loop(self) -> None:
+        """Once until the loop has looked: what is done meanwhile comes along."""
+        if not self._told:
+            self._told = True
+            self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        self._told = False  # before reading: what is appended after it is told anew
+        done = [self._done.popleft() for _ in range(len(self._done))]
+        ended = [one for one in done if one is not None]
+        slots = len(done) - len(ended)
+        self.awake -= slots
+        self._collect(ended, slots)

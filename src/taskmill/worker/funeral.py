@@ -1,0 +1,52 @@
+"""What becomes of the tasks of a child that died, said to the store at once and not only when its leases have run out.
+
+its handler was past its deadline, and the child was killed for it     failed as `timeout`, or cancelled if that was asked for
+it ran beside such a one                                               released: not its fault
+it ran when the child died by itself                                   crashed; from then on it runs in a process of its own
+it had not begun                                                       released, its attempt number given back
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from taskmill.clock import format_duration
+from taskmill.engine import Ending, Engine, Outcome
+from taskmill.retry import decide, error_names
+from taskmill.task import ErrorInfo, Task
+from taskmill.worker.attempt import TIMEOUT
+from taskmill.worker.board import Lease
+
+__all__ = ["outcomes", "suspects"]
+
+
+async def outcomes(engine: Engine, worker: str, leases: Sequence[Lease], culprits: frozenset[int], *, killed: bool, death: str) -> list[Outcome]:
+    """One for each lease that its child still held."""
+    found = await engine.get([lease.id for lease in leases if lease.token in culprits]) if culprits else ()
+    tasks = {task.id: task for task in found if isinstance(task, Task)}
+    return [_outcome(worker, lease, tasks.get(lease.id), killed=killed, death=death) for lease in leases]
+
+
+def _outcome(worker: str, lease: Lease, culprit: Task | None, *, killed: bool, death: str) -> Outcome:
+    began = 0 if lease.started else None
+    if culprit is not None:
+        return _late(worker, lease, culprit)
+    if lease.started and not killed:
+        error = ErrorInfo("crashed", f"the worker died while it ran: {death}")
+        return Outcome(task=lease.id, worker=worker, token=lease.token, ending=Ending.CRASHED, error=error, started_after=began)
+    return Outcome(task=lease.id, worker=worker, token=lease.token, ending=Ending.RELEASED, started_after=began)
+
+
+def _late(worker: str, lease: Lease, task: Task) -> Outcome:
+    if task.cancel_requested:
+        return Outcome(task=lease.id, worker=worker, token=lease.token, ending=Ending.CANCELLED, started_after=0)
+    error = ErrorInfo(TIMEOUT, f"it took longer than its {format_duration(task.timeout)} and did not end when asked; its process was killed")
+    decision = decide(task.retry, task.failures + 1, error_names(TimeoutError), random.random())
+    ending = Ending.DEAD if decision.after is None else Ending.RETRY
+    return Outcome(task=lease.id, worker=worker, token=lease.token, ending=ending, error=error, after=decision.after or 0, started_after=0)
+
+
+def suspects(leases: Sequence[Lease], *, killed: bool) -> list[str]:
+    """Tasks that ran when their child died by itself: one of them did it."""
+    return [] if killed else [lease.id for lease in leases if lease.started]

@@ -1,0 +1,154 @@
+"""Attempts in processes of their own: for handlers that burn CPU, and for tasks that took a process down with them.
+
+A runner runs one attempt at a time and is used again, unless the attempt left its process other than it found it. It can be killed
+without harm to anybody else, so here a timeout and a cancel are final: the handler is asked first, and gone a second later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from types import MappingProxyType
+
+import msgspec
+
+from taskmill.clock import SECOND
+from taskmill.engine import Claimed, Ending, Outcome
+from taskmill.task import ErrorInfo
+from taskmill.worker.attempt import Running, ended, failed
+from taskmill.worker.channel import Channel, Message
+
+__all__ = ["Job", "Runners", "death"]
+
+MOST_IDLE = 4
+
+
+class Job(msgspec.Struct, frozen=True, gc=False):
+    """An attempt as it is sent to a runner; its times are of the monotonic clock, which all processes of a machine share."""
+
+    claimed: Claimed
+    received: int
+    started: int
+    deadline: int
+
+
+def encode(job: Job) -> bytes:
+    return msgspec.json.encode(job, enc_hook=_plain)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, MappingProxyType):
+        return dict(value)
+    raise NotImplementedError
+
+
+class Runners:
+    """The runners of one child."""
+
+    def __init__(self, target: str, kill_after: int) -> None:
+        self._target = target
+        self._patience = min(SECOND, kill_after // 2) / SECOND
+        self._idle: list[_Runner] = []
+        self._all: set[_Runner] = set()
+
+    async def attempt(self, running: Running) -> Outcome:
+        """Run it to its end, whatever that is."""
+        runner: _Runner | None = None
+        try:
+            runner = self._idle.pop() if self._idle else await self._start()
+            outcome = await runner.attempt(running)
+        except asyncio.CancelledError as asked:
+            outcome = await self._ask(runner, running, asked)
+        except _Died as died:
+            outcome = ended(running, Ending.CRASHED, error=ErrorInfo("crashed", str(died)))
+        if runner is not None:
+            await self._put_back(runner)
+        return outcome
+
+    async def _ask(self, runner: _Runner | None, running: Running, asked: BaseException) -> Outcome:
+        """The executor wants it to end: the handler is told, and killed when it does not listen."""
+        if runner is not None:
+            with contextlib.suppress(TimeoutError, _Died):
+                return await asyncio.wait_for(runner.ask(running), self._patience)
+            runner.kill()
+        return failed(running, asked)
+
+    async def _start(self) -> _Runner:
+        runner = await _Runner.start(self._target)
+        self._all.add(runner)
+        return runner
+
+    async def _put_back(self, runner: _Runner) -> None:
+        if runner.fit and len(self._idle) < MOST_IDLE:
+            self._idle.append(runner)
+        else:
+            self._all.discard(runner)
+            await runner.end()
+
+    async def close(self) -> None:
+        for runner in self._all:
+            runner.kill()
+            await runner.end()
+
+
+class _Died(Exception):
+    """The runner's process is gone; the text says how it ended."""
+
+
+class _Runner:
+    """One process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: Channel) -> None:
+        self._process = process
+        self._channel = channel
+        self.fit = True
+
+    @classmethod
+    async def start(cls, target: str) -> _Runner:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "taskmill.worker.runner", str(theirs.fileno()), str(os.getpid()), pass_fds=(theirs.fileno(),)
+            )
+        channel = await Channel.open(ours)
+        channel.say(Message("load", text=target))
+        return cls(process, channel)
+
+    async def attempt(self, running: Running) -> Outcome:
+        job = Job(running.claimed, running.received, running.started, running.deadline)
+        self._channel.say(Message("attempt", data=msgspec.Raw(encode(job))))
+        return await self._outcome()
+
+    async def ask(self, running: Running) -> Outcome:
+        self._channel.say(Message("ask", text=running.reason or ""))
+        return await self._outcome()
+
+    async def _outcome(self) -> Outcome:
+        message = await self._channel.hear()
+        if message is None:
+            self.fit = False
+            raise _Died(death(await self._process.wait()))
+        self.fit = message.text != "changed"
+        return msgspec.json.decode(message.data, type=Outcome)
+
+    def kill(self) -> None:
+        self.fit = False
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def end(self) -> None:
+        """A runner ends by itself when its channel does."""
+        self._channel.close()
+        await self._process.wait()
+
+
+def death(code: int) -> str:
+    """How a process ended, for people."""
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in {number.value for number in signal.Signals} else str(-code)
+    return f"its process was killed by {name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")

@@ -7,17 +7,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import IO, NamedTuple
 
 from taskmill.cli.bench_app import QUEUE, TARGET
 from taskmill.errors import StoreError
 from taskmill.operations import Operations
 
-__all__ = ["Usage", "Worker"]
+__all__ = ["Usage", "Worker", "working"]
 
 PATIENCE = 60.0
 """Seconds for its processes to come up, and again for them to end."""
@@ -32,32 +31,40 @@ class Usage(NamedTuple):
     memory: int
 
 
-class Worker:
+@asynccontextmanager
+async def working(url: str, processes: int) -> AsyncIterator[Worker]:
     """A supervisor with so many processes, on the store of this URL; it ends with the block."""
-
-    def __init__(self, url: str, processes: int) -> None:
-        self._url = url
-        self._processes = processes
-        self._words = tempfile.TemporaryFile()
-        self._program: subprocess.Popen[bytes] | None = None
-
-    async def __aenter__(self) -> Self:
-        command = [sys.executable, "-m", "taskmill", "worker", TARGET, "--processes", str(self._processes), "--log-level", "warning"]
-        environ = {**os.environ, "TASKMILL_URL": self._url}
-        self._program = await asyncio.to_thread(
-            subprocess.Popen, command, env=environ, stdin=subprocess.DEVNULL, stdout=self._words, stderr=self._words, start_new_session=True
-        )
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        program = self._started()
-        program.terminate()
+    with tempfile.TemporaryFile() as words:
+        program = _start(url, processes, words)
         try:
-            await asyncio.to_thread(program.wait, PATIENCE)
-        except subprocess.TimeoutExpired:
-            program.kill()
-            await asyncio.to_thread(program.wait)
-        self._words.close()
+            yield Worker(program, words, processes)
+        finally:
+            program.terminate()
+            await _gone(program)
+
+
+def _start(url: str, processes: int, words: IO[bytes]) -> subprocess.Popen[bytes]:
+    """A session of its own: Ctrl-C is for the bench, which then ends its worker."""
+    command = [sys.executable, "-m", "taskmill", "worker", TARGET, "--processes", str(processes), "--log-level", "warning"]
+    environ = {**os.environ, "TASKMILL_URL": url}
+    return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True)
+
+
+async def _gone(program: subprocess.Popen[bytes]) -> None:
+    try:
+        await asyncio.to_thread(program.wait, PATIENCE)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        await asyncio.to_thread(program.wait)
+
+
+class Worker:
+    """A worker that was started; its words are what it writes."""
+
+    def __init__(self, program: subprocess.Popen[bytes], words: IO[bytes], processes: int) -> None:
+        self._program = program
+        self._words = words
+        self._processes = processes
 
     async def joined(self, operations: Operations) -> None:
         """All its processes are registered."""
@@ -68,7 +75,7 @@ class Worker:
 
     def check(self) -> None:
         """It still runs; otherwise its own words say why not."""
-        if (code := self._started().poll()) is not None:
+        if (code := self._program.poll()) is not None:
             self._words.seek(0)
             lines = self._words.read().decode(errors="replace").strip().splitlines()
             raise StoreError(f"the worker ended with {code}: {lines[-1][:500] if lines else 'it said nothing'}", code="worker_ended")
@@ -77,12 +84,8 @@ class Worker:
         """None where the system does not tell."""
         if not _PROC.is_dir():
             return None
-        own = [_read(pid) for pid in _family(self._started().pid)]
+        own = [_read(pid) for pid in _family(self._program.pid)]
         return Usage(sum(one.cpu for one in own), sum(one.memory for one in own))
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        assert self._program is not None, "it is started by `async with`"
-        return self._program
 
 
 def _family(pid: int) -> Iterator[int]:

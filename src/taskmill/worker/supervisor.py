@@ -80,6 +80,11 @@ class Supervisor:
         self.settings = Settings()
         self._watching: list[asyncio.Task[None]] = []
         self.on_stats: Callable[[dict[str, Counted]], None] = lambda _: None
+        self.observe: Callable[[Engine], Engine] = lambda engine: engine
+        """Metrics put themselves between this process and its store here."""
+        self.turned_at = 0
+        """When a round of beats last ended, answered or refused, on the monotonic clock."""
+        self.crashes = 0
 
     async def run(self) -> int:
         """Until a signal; the exit code."""
@@ -104,7 +109,7 @@ class Supervisor:
                 loops.append(tasks.create_task(self._maintenance().run()))
             if self._ready is not None:
                 loops.append(tasks.create_task(self._ready(self)))
-            lives = [tasks.create_task(self._life(first)), *(tasks.create_task(self._life(None)) for _ in range(self._count() - 1))]
+            lives = [tasks.create_task(self._life(first)), *(tasks.create_task(self._life(None)) for _ in range(self.places - 1))]
             ending = tasks.create_task(self._end_on_signal())
             await asyncio.wait(lives)
             await asyncio.gather(*self._watching)
@@ -112,7 +117,13 @@ class Supervisor:
                 loop.cancel()
         return HARD_STOP if self._hard.is_set() else 0
 
-    def _count(self) -> int:
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    @property
+    def places(self) -> int:
+        """How many children there should be."""
         return self._processes or self.settings.processes
 
     def _maintenance(self) -> Maintenance:
@@ -162,7 +173,7 @@ class Supervisor:
         if message is not None and message.kind == "loaded":
             store = msgspec.json.decode(message.data, type=StoreSettings)
             self.settings = store.settings
-            self.engine = store.engine()
+            self.engine = self.observe(store.engine())
             await self.engine.open()
             return child
         hearing.cancel()
@@ -212,6 +223,7 @@ class Supervisor:
             self._heard(child, message)
         code = await child.process.wait()
         if code != 0 and not self._hard.is_set():
+            self.crashes += 1
             log.warning("worker %s is gone: %s", child.worker, death(code))
         await self._bury(child, code)
         self.children.remove(child)
@@ -274,6 +286,7 @@ class Supervisor:
         at = loop.time()
         while True:
             await asyncio.gather(*(self._beat_for(child) for child in self.children if child.joined))
+            self.turned_at = self._clock.monotonic()
             at = max(at + every, loop.time())
             await asyncio.sleep(at - loop.time())
 

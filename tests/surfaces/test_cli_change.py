@@ -9,7 +9,7 @@ from taskmill.task import ErrorInfo, State, TypeSettings
 from tests.surfaces.cli_tools import Cli
 
 UNKNOWN = "018f3c9e-5d7a-7b64-9d2c-0f6a1b2c3d4e"
-VERBS = {
+VERBS: dict[tuple[str, ...], str] = {
     ("task", "cancel"): "cancelled",
     ("task", "requeue"): "requeued",
     ("task", "delete"): "deleted",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -272,7 +273,9 @@ def test_init_writes_an_app_and_settings_that_say_what_to_do(cli: Cli) -> None:
     assert "  cd 'my shop'" in said.lines
     assert any("taskmill dev app.py" in line for line in said.lines)
     folder = cli.folder / "my shop"
-    compile((folder / "app.py").read_text(encoding="utf-8"), "app.py", "exec")
+    script = "from taskmill.loading import load; app = load('app.py'); print(sorted(app.types), sorted(app.schedules), app.settings.url)"
+    loaded = subprocess.run([sys.executable, "-W", "error", "-c", script], cwd=folder, capture_output=True, text=True, check=True)
+    assert loaded.stdout == "['greet', 'heartbeat'] ['heartbeat'] sqlite:///taskmill.db\n"
     done = subprocess.run([*COMMAND, "config", "show", "--origin"], cwd=folder, capture_output=True, text=True, check=True)
     assert f"url\tsqlite:///taskmill.db\t{folder / 'taskmill.toml'} line 2" in done.stdout.splitlines()
 

@@ -185,3 +185,56 @@ def test_waiting_as_json_gives_the_whole_task(cli: Cli) -> None:
     said = cli(*arguments, "--wait", "--json")
     [task] = said.objects
     assert (said.code, task["id"], task["state"]) == (1, id, "dead")
+
+
+# By an app
+
+
+APP = """
+from taskmill import App, Retry
+
+app = App("sqlite:///store.db")
+
+
+@app.task(queue="mail", priority="high", retry=Retry.fixed("1s", max_retries=7), timeout="30s")
+async def send_welcome(user_id: int, copies: int = 1) -> str:
+    return f"sent to {user_id}"
+"""
+
+
+@pytest.fixture
+def by_app(cli: Cli) -> list[str]:
+    (cli.folder / "tasks_of_shop.py").write_text(APP, encoding="utf-8")
+    return ["submit", "--app", "tasks_of_shop.py", "send_welcome"]
+
+
+def test_by_an_app_it_gets_what_the_app_declares(cli: Cli, by_app: list[str]) -> None:
+    said = cli.bare(*by_app, '{"user_id": 42}')
+    assert (said.code, said.err) == (0, "")
+    [task] = stored(cli)
+    assert said.lines == [task.id]
+    assert (task.queue, task.priority, task.retry.max_retries, task.timeout) == ("mail", Priority.HIGH, 7, 30 * SECOND)
+
+
+def test_by_an_app_options_go_before_what_it_declares(cli: Cli, by_app: list[str]) -> None:
+    said = cli.bare(*by_app, '{"user_id": 42}', "--priority", "low", "--queue", "slow", "--tag", "a=1", "--count", "3", "--json")
+    assert [answer["status"] for answer in said.objects] == ["created"] * 3
+    assert [(task.queue, task.priority, task.tags) for task in stored(cli)] == [("slow", Priority.LOW, {"a": "1"})] * 3
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["send_welcome", '{"user_id": "x"}'], "user_id"),
+        (["send_welcome", "{}"], "user_id"),
+        (["send_welcome", '{"user_id": 1, "usr": 2}'], "usr"),
+        (["send_welcom", "{}"], "did you mean send_welcome?"),
+        (["nothing_like_it", "{}"], "it has send_welcome"),
+    ],
+)
+def test_by_an_app_wrong_arguments_are_named(cli: Cli, by_app: list[str], more: list[str], said: str) -> None:
+    assert said in cli.refused(2, *by_app[:-1], *more)
+
+
+def test_an_app_that_is_not_there(cli: Cli, by_app: list[str]) -> None:
+    assert "tasks_of_shopp.py" in cli.refused(2, "submit", "--app", "tasks_of_shopp.py", "send_welcome", "{}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -13,12 +15,15 @@ from taskmill.cli.filters import DURATION, INSTANT, NAME, PRIORITY, TAG
 from taskmill.cli.options import as_json, did_you_mean, example, url
 from taskmill.cli.output import note, print_json, progress
 from taskmill.cli.payload import read_payload
-from taskmill.cli.store import Place, place, run
+from taskmill.cli.store import Place, place, place_of, run
 from taskmill.cli.views import submitted_data
 from taskmill.engine import Status, Submitted
 from taskmill.errors import InvalidInput
 from taskmill.operations import Operations, submitted
 from taskmill.task import NewTask, Priority, new_id
+
+if TYPE_CHECKING:
+    from taskmill.app import App
 
 __all__ = ["submit"]
 
@@ -43,10 +48,12 @@ MOST = 1_000_000
 @click.option("--count", type=click.IntRange(1, MOST), default=1, show_default=True, help="Submit it so many times.")
 @click.option("--wait", is_flag=True, help="Wait until it has ended: exit code 0 when it completed, 1 when not.")
 @click.option("--timeout", type=DURATION, metavar="DURATION", help="With --wait: no longer than this.  [default: for ever]")
+@click.option("--app", "target", metavar="APP", help="An app that has the type, in a file or module: its handler judges the payload, its store is meant.")
 @url
 @as_json
 def submit(
     url: str | None,
+    target: str | None,
     type_name: str,
     payload: str | None,
     delay: int | None,
@@ -77,7 +84,21 @@ def submit(
         tags=dict(tags),
         tenant=tenant,
     )
-    return _submit(place(url), new, count, wait=wait, timeout=timeout, as_json=as_json)
+    app = _app_for(target, new) if target else None
+    where = place_of(app.loaded, app.folder) if app is not None and url is None else place(url)
+    return _submit(where, new, count, app, wait=wait, timeout=timeout, as_json=as_json)
+
+
+def _app_for(target: str, new: NewTask) -> App:
+    """The app, whose handler can take this payload."""
+    from taskmill.loading import load
+
+    app = load(target)
+    if new.type not in app.types:
+        hint = did_you_mean(new.type, list(app.types)) or f"it has {', '.join(sorted(app.types)[:10]) or 'no types'}"
+        raise InvalidInput(f"{target} has no type {new.type!r}", code="unknown_type", field="TYPE", hint=hint)
+    app.types[new.type].binding.arguments(new.payload)
+    return app
 
 
 def _check_together(count: int, key: str | None, wait: bool, timeout: int | None, delay: int | None, run_at: int | None) -> None:
@@ -89,9 +110,9 @@ def _check_together(count: int, key: str | None, wait: bool, timeout: int | None
         raise click.UsageError("--delay and --run-at are both given (keep one)")
 
 
-def _submit(where: Place, new: NewTask, count: int, *, wait: bool, timeout: int | None, as_json: bool) -> int:
+def _submit(where: Place, new: NewTask, count: int, app: App | None, *, wait: bool, timeout: int | None, as_json: bool) -> int:
     async def act(operations: Operations) -> int:
-        answers = await _answers(operations, new, count)
+        answers = await (_answers(operations, new, count) if app is None else _answers_of(app, operations, new, count))
         quiet = wait and as_json
         for answer in answers:
             _tell(answer, as_json=as_json, quiet=quiet)
@@ -113,6 +134,18 @@ async def _answers(operations: Operations, new: NewTask, count: int) -> Sequence
         near = did_you_mean(new.type, [known.name for known in await operations.types()])
         hint = f"{near + ' or ' if near else ''}name its queue with --queue, or start a worker that has it"
         raise InvalidInput(error.message, code=error.code, field="TYPE", hint=hint) from None
+
+
+async def _answers_of(app: App, operations: Operations, new: NewTask, count: int) -> Sequence[Submitted]:
+    """As the app itself submits: with what it declares of the type, which the store may not know yet."""
+    app.use(operations.engine)
+    call = app.types[new.type].payload_call(new.payload)
+    given = {name: getattr(new, name) for name in ("queue", "priority", "run_at", "delay", "idempotency_key", "tags", "tenant")}
+    given = {name: value for name, value in given.items() if value is not None}
+    call = call.with_fields({**call.fields, **given})
+    handles = [await app.submit_call(call)] if count == 1 else await app.submit_calls(repeat(call, count))
+    await app.close()
+    return [handle.submitted for handle in handles if handle.submitted is not None]
 
 
 def _tell(answer: Submitted, *, as_json: bool, quiet: bool) -> None:

@@ -16,9 +16,11 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace, TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
+from weakref import WeakSet
 
 import msgspec
 
@@ -33,7 +35,7 @@ from taskmill.operations import Operations, submitted
 from taskmill.options import SubmitOptions, submit_fields
 from taskmill.retry import Retry
 from taskmill.sync import Door, SyncApp, check_loop
-from taskmill.task import NewTask, TypeSettings, check_name
+from taskmill.task import NewTask, TypeSettings, check_name, resolve
 from taskmill.tasks import Call, Tasks, TaskType
 
 __all__ = ["App"]
@@ -50,6 +52,8 @@ logger = logging.getLogger("taskmill")
 class App(Tasks):
     """One application: its types, schedules and limits, and its store."""
 
+    notice_after = NOTICE_AFTER
+
     def __init__(self, url: str | None = None, *, name: str | None = None, version: int | None = None, clock: Clock | None = None, **settings: object) -> None:
         super().__init__()
         self._arguments: dict[str, object] = {"url": url, "name": name, "version": version, **settings}
@@ -65,6 +69,7 @@ class App(Tasks):
         self._stopping: list[Callable[..., object]] = []
         self._guard = threading.Lock()
         self._forget()
+        _apps.add(self)
 
     def _forget(self) -> None:
         """As if never opened."""
@@ -75,8 +80,9 @@ class App(Tasks):
         self._opening: asyncio.Task[None] | None = None
         self._owned = False
         self._stored: set[str] = set()
+        self._storing = asyncio.Lock()
         self._notice: asyncio.TimerHandle | None = None
-        self._noticed = False
+        self._looking: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<App of {len(self.types)} types{'' if self._loaded is None else f' on {self._loaded.settings.url}'}>"
@@ -209,6 +215,8 @@ class App(Tasks):
                 await asyncio.shield(self._opening)
         if self._notice is not None:
             self._notice.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         engine, operations, owned = self._engine, self._operations, self._owned
         if operations is not None and home is here:
             await operations.drain()
@@ -227,8 +235,7 @@ class App(Tasks):
     async def transaction(self) -> AsyncIterator[Transaction]:
         """A transaction to submit in: `async with app.transaction() as tx: await task.options(tx=tx).submit()`."""
         await self.open()
-        for declared in self.types.values():
-            await self._store_type(declared)
+        await self._store_types(self.types.values())
         async with self.engine.transaction() as tx:
             yield tx
 
@@ -331,18 +338,22 @@ class App(Tasks):
         return await self._at_home(lambda: self._submit_calls(calls))
 
     async def _submit_calls(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
-        for declared in self.types.values():
-            await self._store_type(declared)
+        await self._store_types(self.types.values())
         sent: list[Call[R]] = []
 
         def new() -> Iterator[NewTask]:
             for call in calls:
+                if sent and (call.tx is not sent[0].tx or call.durability != sent[0].durability):
+                    raise InvalidInput("not all calls have the same", field="tx", hint="submit calls of other transactions and durabilities apart")
                 sent.append(call)
                 yield self._new(call)
 
-        answers = await self.operations.submit_many(new())
-        if sent:
-            self._watch_for_workers(sent[0].type)
+        tasks = new()
+        first = next(tasks, None)
+        if first is None:
+            return []
+        answers = await self.operations.submit_many(chain([first], tasks), tx=sent[0].tx, durability=sent[0].durability)
+        self._watch_for_workers(sent[0].type)
         return [Handle(self, submitted(answer).id, call.type, _reader(call), answer) for call, answer in zip(sent, answers, strict=True)]
 
     # What the store must know of a type before its first task
@@ -350,7 +361,7 @@ class App(Tasks):
     async def _prepared(self, call: Call[R], declared: TaskType[..., R, Any]) -> Call[R]:
         """Until a worker has joined, the store does not know what the type declares. Once per type and process it is asked, and told if need be."""
         if call.tx is None:
-            await self._store_type(declared)
+            await self._store_types([declared])
             return call
         if declared.name in {item.name for item in await self.engine.items("type")}:
             self._stored.add(declared.name)
@@ -362,20 +373,26 @@ class App(Tasks):
                 field="tx",
                 hint="begin it with app.transaction(), or start a worker first",
             )
-        return call.with_fields({**_own_fields(self.settings_of(declared)), **call.fields})
+        return call.with_fields({**_own_fields(call.new(), self.settings_of(declared)), **call.fields})
 
-    async def _store_type(self, declared: TaskType[..., Any, Any]) -> None:
-        if declared.name in self._stored:
-            return
-        settings = self.settings_of(declared)
-        if settings != TypeSettings(queue=settings.queue) and declared.name not in {item.name for item in await self.engine.items("type")}:
-            there = {item.name for item in await self.engine.items("limit")}
-            for limit in settings.limits:
-                name = limit.partition(":")[0]
-                if name in self.limits and name not in there:
-                    await self._put_new("limit", name, self.limits[name])
-            await self._put_new("type", declared.name, msgspec.json.encode(settings))
-        self._stored.add(declared.name)
+    async def _store_types(self, types: Iterable[TaskType[..., Any, Any]]) -> None:
+        missing = [each for each in types if each.name not in self._stored]
+        if missing:
+            async with self._storing:
+                await self._store_missing([each for each in missing if each.name not in self._stored])
+
+    async def _store_missing(self, types: Sequence[TaskType[..., Any, Any]]) -> None:
+        settings = {each.name: self.settings_of(each) for each in types}
+        telling = {name: each for name, each in settings.items() if each != TypeSettings(queue=each.queue)}
+        if telling:
+            known = {item.name for item in await self.engine.items("type")}
+            limits = {item.name for item in await self.engine.items("limit")}
+            for name, each in telling.items():
+                if name not in known:
+                    for limit in {limit.partition(":")[0] for limit in each.limits} & self.limits.keys() - limits:
+                        await self._put_new("limit", limit, self.limits[limit])
+                    await self._put_new("type", name, msgspec.json.encode(each))
+        self._stored.update(settings)
 
     async def _put_new(self, kind: str, name: str, value: bytes) -> None:
         with suppress(StaleVersion):  # somebody else was first, with more right or the same value
@@ -425,18 +442,20 @@ class App(Tasks):
 
     def _watch_for_workers(self, type: str) -> None:
         if self._notice is None:
-            self._notice = asyncio.get_running_loop().call_later(NOTICE_AFTER, self._look_for_workers, type)
+            self._notice = asyncio.get_running_loop().call_later(self.notice_after, self._look_for_workers, type)
 
     def _look_for_workers(self, type: str) -> None:
         self._looking = asyncio.get_running_loop().create_task(self._tell_if_alone(type))
 
     async def _tell_if_alone(self, type: str) -> None:
-        """Once per process: the task waits, and the reader of the log may wonder why."""
+        """Said once: the task waits, and whoever reads the log may wonder why. While there are workers, a later submit looks again."""
         with suppress(TaskmillError):
             alive = [worker for worker in await self.operations.workers() if worker.alive]
-            if not any(type in worker.types for worker in alive):
-                who = "no live worker is on this store" if not alive else "no live worker on this store has this type"
-                logger.warning("%s was submitted %d s ago and %s: start one with `taskmill worker`", type, NOTICE_AFTER, who)
+            if any(type in worker.types for worker in alive):
+                self._notice = None
+                return
+            who = "no live worker on this store knows it" if alive else "there is no live worker on this store"
+            logger.warning("a task of type %s was submitted %g s ago and %s; start one: taskmill worker", type, self.notice_after, who)
 
 
 async def _made(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -447,10 +466,18 @@ def _reader(call: Call[Any]) -> Callable[[bytes], object]:
     return codec.decode if call.task_type is None else call.task_type.binding.returned
 
 
-def _own_fields(settings: TypeSettings) -> dict[str, Any]:
+def _own_fields(new: NewTask, settings: TypeSettings) -> dict[str, Any]:
     """What a new task can carry of its type's settings by itself."""
-    fields = {"priority": settings.priority, "retry": settings.retry, "timeout": settings.timeout, "max_crashes": settings.max_crashes}
-    return {name: value for name, value in fields.items() if value is not None}
+    found = resolve(new, settings)
+    return {
+        "priority": found.priority,
+        "retry": found.retry,
+        "timeout": found.timeout,
+        "max_crashes": found.max_crashes,
+        "unique": found.unique,
+        "fair_key": found.share,
+        "order_key": found.order_key,
+    }
 
 
 async def _run_hook(hook: Callable[..., object], app: App) -> None:
@@ -465,3 +492,25 @@ def _folder_of(file: str) -> Path:
 
 def _not_open() -> AppError:
     return AppError("the app is not open", code="not_open", hint="await app.open(), or use it as `async with app:`")
+
+
+# A process that was forked
+
+
+_apps: WeakSet[App] = WeakSet()
+_inherited: list[Engine] = []
+
+
+def _forked() -> None:
+    """The child of a fork has no loop and no thread of its parent, so its apps open their store anew. What it inherited is kept and never closed:
+    closing it would touch the parent's files."""
+    for app in _apps:
+        if app.home is not None:
+            if app._engine is not None:
+                _inherited.append(app._engine)
+            app._guard = threading.Lock()
+            app.door = Door()
+            app._forget()
+
+
+os.register_at_fork(after_in_child=_forked)

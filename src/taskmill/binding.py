@@ -152,6 +152,9 @@ class Binding:
         try:
             return codec.encode(value, field="result")
         except InvalidPayload as error:
+            if inspect.iscoroutine(value):
+                value.close()
+                error.hint = "a decorator hides that the handler is async: make its wrapper async too"
             raise InvalidPayload(error.message, code="result_encoding", field=error.field, hint=error.hint) from None
 
     def returned(self, data: bytes) -> object:
@@ -178,6 +181,8 @@ def _signature(function: Callable[..., object], label: str) -> inspect.Signature
     for each in signature.parameters.values():
         if each.kind is each.VAR_POSITIONAL:
             raise _undeclarable(label, each.name, "arguments are bound to their names, and *args has none", f"take a list: {each.name}: list[…]")
+        if each.name in {"self", "cls"} and each.annotation is each.empty:
+            raise _undeclarable(label, each.name, "a method has no object to be called on in a worker", "decorate a function")
     return signature
 
 

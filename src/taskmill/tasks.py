@@ -104,7 +104,7 @@ class TaskType(Generic[P, R, C]):
         self.settings = settings
         self.declared = declared
         """The settings that the declaration names; the others follow the app's."""
-        self.is_async = inspect.iscoroutinefunction(function)
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
         self.mode: Mode = "isolated" if isolated else "async" if self.is_async else "sync"
         self._fields: Mapping[str, Any] = {"queue": settings.queue}
 

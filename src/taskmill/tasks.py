@@ -173,7 +173,10 @@ class Options(Generic[P, R]):
 
 
 class Declare(Protocol):
-    """What `@app.task(…)` and `@app.schedule(…)` make of a function: its parameters and its result are kept."""
+    """What `@app.task(…)` and `@app.schedule(…)` make of a function: its parameters and its result are kept.
+
+    A first parameter annotated `Any` or `object` could be the context, and type checkers take it for that; give it the type that it has.
+    """
 
     @overload
     def __call__(self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> TaskType[P, R, Coroutine[Any, Any, R]]: ...

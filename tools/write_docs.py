@@ -1,14 +1,21 @@
-"""Writes into the documents what the code says: the statements in docs/engines/sqlite.md and the table of verbs in docs/ARCHITECTURE.md.
+"""Writes into the documents what the code says: the statements in docs/engines/sqlite.md, the table of verbs in docs/ARCHITECTURE.md, and the
+whole of docs/reference/cli.md and docs/reference/settings.md.
 
-`python tools/write_docs.py` after a change of either; a test compares, so a document that lags behind is found.
+`python tools/write_docs.py` after a change of any; a test compares, so a document that lags behind is found.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
+
+from taskmill import config
+from taskmill.cli.program import program
+from taskmill.clock import format_duration
 from taskmill.engine import Engine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,13 +42,98 @@ def with_verbs(text: str) -> str:
     return TABLE.sub(lambda _: "".join(f"| `{name}` | {guarantee} |\n" for name, guarantee in verbs), text)
 
 
-WRITERS = {"docs/engines/sqlite.md": with_statements, "docs/ARCHITECTURE.md": with_verbs}
+# The command line
+
+
+def cli_page(_: str = "") -> str:
+    top = program()
+    context = click.Context(top, info_name="taskmill")
+    head = ["# The command line", "", GENERATED, "", CLI_RULES, "", "| command | what it does |", "|---|---|"]
+    names = [name for name in top.list_commands(context) if name in top.table]
+    head += [f"| [`taskmill {name}`](#taskmill-{name}) | {top.table[name].summary} |" for name in names]
+    pages = [line for name in names for line in _command(top.get_command(context, name), context, name, 2)]
+    return "\n".join([*head, *pages]).rstrip() + "\n"
+
+
+GENERATED = "Made from the code by `python tools/write_docs.py`."
+CLI_RULES = """Every command that reads takes `--json`: one JSON object on each line, times in RFC 3339. Without it, a terminal gets tables and everything else
+gets lines with a tab between their fields. What takes something away asks first, counts with `--dry-run`, and where nobody can be asked wants `--yes`.
+
+Exit codes: 0 done; 1 it failed, or what was waited for did not complete; 2 the command line, a setting or an input is wrong; 130 Ctrl-C. An error is one
+line on stderr that says what to do."""
+
+
+def _command(command: click.Command | None, parent: click.Context, name: str, level: int) -> Iterator[str]:
+    """A heading, the help, and for a group everything in it."""
+    assert command is not None
+    context = click.Context(command, info_name=name, parent=parent)
+    yield from ("", f"{'#' * level} {context.command_path}", "", *_paragraphs(command))
+    if isinstance(command, click.Group):
+        for inner in command.list_commands(context):
+            yield from _command(command.get_command(context, inner), context, inner, level + 1)
+        return
+    yield from ("", "```sh", " ".join([context.command_path, *command.collect_usage_pieces(context)]), "```", "", "| option | meaning |", "|---|---|")
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None:
+            yield f"| `{_cell(record[0])}` | {_cell(record[1])} |"
+    yield from ("", *(_examples(command.epilog or "")))
+
+
+def _paragraphs(command: click.Command) -> list[str]:
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (command.help or "").split("\n\n")).splitlines()
+
+
+def _examples(epilog: str) -> list[str]:
+    lines = [line.strip() for line in epilog.splitlines() if line.startswith("  ")]
+    return ["```sh", *lines, "```"] if lines else []
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+# The settings
+
+
+def settings_page(_: str = "") -> str:
+    rows = [
+        f"| `{name}` | {f'`{_cell(default)}`' if default else ''} | `TASKMILL_{name.upper()}` | {_values(setting)} | {_cell(setting.meaning)} |"
+        for name, default, setting in config.reference()
+    ]
+    head = ["# Settings", "", GENERATED, "", SETTINGS_RULES, "", "| setting | default | variable | values | meaning |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+SETTINGS_RULES = """An argument goes before the environment, that before `taskmill.toml` (the nearest one, from the current folder upward), and
+that before the default. `taskmill config show --origin` shows the values in force and where each comes from. A setting that does not exist is refused, with the nearest name.
+
+Durations are written `"250ms"`, `"90s"`, `"10m"`, `"2h"`, `"1d"`, or as a number of seconds."""
+
+
+def _values(setting: config.Setting) -> str:
+    if setting.kind == "choice":
+        return ", ".join(f"`{choice}`" for choice in setting.choices)
+    if setting.kind == "duration":
+        return f"{format_duration(setting.minimum)} to {format_duration(setting.maximum)}"
+    if setting.kind in {"integer", "bytes"}:
+        return f"{setting.minimum} to {setting.maximum}" + (" bytes, or `64KiB`, `1MiB`" if setting.kind == "bytes" else "")
+    return {"boolean": "`true`, `false`", "url": "a URL", "name": "a name", "secret": "text, never shown"}.get(setting.kind, "text")
+
+
+WRITERS: dict[str, Callable[[str], str]] = {
+    "docs/engines/sqlite.md": with_statements,
+    "docs/ARCHITECTURE.md": with_verbs,
+    "docs/reference/cli.md": cli_page,
+    "docs/reference/settings.md": settings_page,
+}
 
 
 def main() -> None:
     for name, write in WRITERS.items():
         page = ROOT / name
-        page.write_text(write(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(write(page.read_text(encoding="utf-8") if page.exists() else ""), encoding="utf-8")
 
 
 if __name__ == "__main__":

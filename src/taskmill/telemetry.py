@@ -173,7 +173,7 @@ Sample = tuple[str, tuple[str, ...], float]
 
 
 class Metrics:
-    """The metrics of one process. `bounds` are those of the buckets that `ended` is given; `term` is how long a leader that is silent may count as one."""
+    """The metrics of one process. `bounds` are those of the buckets that `ended` is given, `processes` what a supervisor has to tell."""
 
     def __init__(
         self,
@@ -181,7 +181,6 @@ class Metrics:
         *,
         clock: Clock | None = None,
         processes: Callable[[], Processes] | None = None,
-        term: int = 4 * SECOND,
         most_names: int = MOST_NAMES,
     ) -> None:
         from prometheus_client import CollectorRegistry
@@ -191,7 +190,8 @@ class Metrics:
         self._clock = clock or SystemClock()
         self._processes = processes
         self._bounds = tuple(bounds)
-        self._term = term
+        self.term = 4 * SECOND
+        """How long a leader that is not heard of may still count as one."""
         self._types, self._queues, self._schedules, self._kinds = (Names(most_names) for _ in range(4))
         counters = (metric for metric in METRICS if metric.kind == "counter")
         self._counters: dict[str, dict[tuple[str, ...], int]] = {metric.name: {} if metric.labels else {(): 0} for metric in counters}
@@ -311,7 +311,7 @@ class Metrics:
         yield "taskqueue_build_info", (metadata.version("taskmill"), platform.python_version(), engine), 1
         now = self._clock.monotonic()
         for role, since in self._led.items():
-            leading = since is not None and now - since < self._term
+            leading = since is not None and now - since < self.term
             yield "taskqueue_leader", (role,), leading
             if role == "outbox" and leading:
                 for kind, lag in self._lags.items():

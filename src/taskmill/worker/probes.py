@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from taskmill.clock import SECOND, Clock, SystemClock
+from taskmill.engine import Engine
 from taskmill.errors import InvalidInput, TaskmillError
 from taskmill.telemetry import CONTENT_TYPE, Metrics, Processes
 from taskmill.worker.offspring import Offspring
@@ -71,7 +72,7 @@ class Probes:
         self.host = host
         self.port = port
         """The one asked for; once open, the one that is listened on."""
-        self.metrics = Metrics(BUCKETS, processes=self._processes, term=supervisor.settings.term)
+        self.metrics = Metrics(BUCKETS, processes=self._processes)
         self._supervisor = supervisor
         self._clock = clock or SystemClock()
         self._server: asyncio.Server | None = None
@@ -82,10 +83,13 @@ class Probes:
     def _observe(self) -> None:
         supervisor = self._supervisor
         supervisor.on_stats = self.metrics.ended
-        if supervisor.engine is None:
-            supervisor.observe = self.metrics.watch
-        else:
-            supervisor.engine = self.metrics.watch(supervisor.engine)
+        supervisor.observe = self._watched
+        if supervisor.engine is not None:
+            supervisor.engine = self._watched(supervisor.engine)
+
+    def _watched(self, engine: Engine) -> Engine:
+        self.metrics.term = self._supervisor.settings.term
+        return self.metrics.watch(engine)
 
     # The socket
 

@@ -34,7 +34,7 @@ class Maintenance:
         outage, beat = Outage(engine.clock), settings.beat
         self.recovery = Recovery(engine, interval=settings.recovery_interval, outage=outage)
         self.schedules = Schedules(engine, holder, beat=beat, outage=outage)
-        self.pruning = Pruning(engine, holder, retention_of(settings), beat=beat, outage=outage)
+        self.pruning = Pruning(engine, holder, retention_of(settings), beat=2 * beat, outage=outage)  # nobody misses a pruner for seconds
         self.outbox = Outbox(engine, holder, deliverers, beat=beat, outage=outage)
 
     async def run(self) -> None:

@@ -30,13 +30,13 @@ class Leader:
         self.holder = holder
         self.term: Term | None = None
         self._engine = engine
-        self._beat = beat
+        self._fresh = beat * 3 // 4  # less than a beat, so that a loop which wakes once a beat asks each time
         self._renewed_at = 0
 
     async def lead(self) -> Term | None:
-        """Go on leading or try to begin; asks the store at most once a beat while it leads."""
+        """Go on leading or try to begin; asks the store about once a beat while it leads, however often it is called."""
         now = self._engine.clock.monotonic()
-        if self.term is None or not 0 <= now - self._renewed_at < self._beat:
+        if self.term is None or not 0 <= now - self._renewed_at < self._fresh:
             self.term = await self._engine.lead(self.role, self.holder)
             self._renewed_at = now
         return self.term

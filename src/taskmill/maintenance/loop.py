@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from collections.abc import Awaitable, Callable
 
 from taskmill.clock import MILLISECOND, SECOND, Clock
 from taskmill.errors import StoreError
 
-__all__ = ["Loop", "Outage", "backoff"]
+__all__ = ["Loop", "Outage", "backoff", "tick"]
 
 logger = logging.getLogger("taskmill")
 
@@ -26,6 +27,11 @@ LONGEST_WAIT = 2 * SECOND
 def backoff(failures: int, longest: int = LONGEST_WAIT) -> int:
     """How long to wait after so many failures: doubling and bounded, and spread, so that those who failed together do not come back together."""
     return int(min(longest, FIRST_WAIT << min(failures - 1, 20)) * random.uniform(0.5, 1.0))
+
+
+def tick(clock: Clock, period: int) -> int:
+    """How long until the next beat of this process. Its loops wake together, which costs half as much as waking one by one; processes wake apart."""
+    return period - (clock.monotonic() + os.getpid() * 104_729) % period
 
 
 class Outage:

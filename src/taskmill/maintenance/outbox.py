@@ -14,7 +14,7 @@ from taskmill.clock import MILLISECOND, SECOND
 from taskmill.engine import Engine, Entry, Term
 from taskmill.errors import StaleTerm
 from taskmill.maintenance.leader import Leader
-from taskmill.maintenance.loop import Loop, Outage, backoff
+from taskmill.maintenance.loop import Loop, Outage, backoff, tick
 
 __all__ = ["Deliverer", "Outbox"]
 
@@ -108,7 +108,7 @@ class Outbox:
     async def _lead(self) -> int:
         if await self.leader.lead() is not None and not self._subscribed:
             await self._subscribe()
-        return self._beat
+        return tick(self._engine.clock, self._beat)
 
     async def _subscribe(self) -> None:
         """Steps leave entries only of kinds that somebody asked for."""
@@ -129,7 +129,7 @@ class Outbox:
             if channel.failures:
                 return backoff(channel.failures, LONGEST_BACKOFF)
             pause = min(2 * pause, self._beat)
-            return pause
+            return pause if pause < self._beat else tick(self._engine.clock, self._beat)
 
         return Loop(f"outbox {channel.kind}", turn, self._outage)
 

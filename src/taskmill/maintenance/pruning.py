@@ -7,7 +7,7 @@ from taskmill.config import Settings
 from taskmill.engine import Engine, Moved, Retention
 from taskmill.errors import StaleTerm
 from taskmill.maintenance.leader import Leader
-from taskmill.maintenance.loop import Loop, Outage
+from taskmill.maintenance.loop import Loop, Outage, tick
 
 __all__ = ["Pruning", "retention_of"]
 
@@ -66,4 +66,4 @@ class Pruning:
             if (await self.once()).more:
                 return self._engine.clock.monotonic() - now
             self._due_at = now + self._interval
-        return self._beat
+        return tick(self._engine.clock, self._beat)

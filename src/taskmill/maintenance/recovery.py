@@ -6,7 +6,7 @@ import logging
 
 from taskmill.clock import SECOND
 from taskmill.engine import Engine, Moved
-from taskmill.maintenance.loop import Loop, Outage
+from taskmill.maintenance.loop import Loop, Outage, tick
 
 __all__ = ["Recovery"]
 
@@ -32,4 +32,4 @@ class Recovery:
         return moved
 
     async def _turn(self) -> int:
-        return 0 if (await self.once()).more else self._interval
+        return 0 if (await self.once()).more else tick(self._engine.clock, self._interval)

@@ -27,7 +27,7 @@ from taskmill.cron import due
 from taskmill.engine import Engine, Fired, Item, Status, Term
 from taskmill.errors import InvalidInput, NotFound, StaleTerm, StaleVersion, StoreError, TaskmillError
 from taskmill.maintenance.leader import Leader
-from taskmill.maintenance.loop import Loop, Outage
+from taskmill.maintenance.loop import Loop, Outage, tick
 from taskmill.schedule import Schedule, cron_of, tasks_for
 from taskmill.task import check_name
 
@@ -35,7 +35,8 @@ __all__ = ["Firing", "Planned", "Schedules", "firing"]
 
 logger = logging.getLogger("taskmill")
 
-READ_EVERY = SECOND
+READ_EVERY = 900 * MILLISECOND
+"""A little less than the second in which the loop looks again, so that it reads each time."""
 SHORTEST_SLEEP = 5 * MILLISECOND
 """Fire times closer together than this are made together."""
 TOGETHER = 100
@@ -93,6 +94,7 @@ class Schedules:
         self._told: dict[str, int] = {}
         self._read_under: Term | None = None
         self._read_at = 0
+        self._needed = False
         self.leader = Leader(engine, "schedules", holder, beat=beat)
         self._loop = Loop("schedules", self._turn, outage or Outage(engine.clock))
 
@@ -115,18 +117,19 @@ class Schedules:
 
     async def _turn(self) -> int:
         await self._fire_due()
-        if self.leader.term is None:
-            return self._beat
-        earliest = min((planned.next_at for planned in self._planned if planned.next_at is not None), default=None)
-        if earliest is None:
-            return READ_EVERY
-        return max(SHORTEST_SLEEP, min(READ_EVERY, earliest - self._engine.clock.now()))
+        clock = self._engine.clock
+        wait = tick(clock, self._beat)
+        if self.leader.term is not None:
+            for planned in self._planned:
+                if planned.next_at is not None:
+                    wait = min(wait, planned.next_at - clock.now())
+        return max(wait, SHORTEST_SLEEP)
 
     async def _fire_due(self) -> int:
         """Tries again at once where a schedule was changed under its hands."""
         made = 0
         for _ in range(TRIES):
-            term = await self.leader.lead()
+            term = await self._lead()
             if term is None:
                 return made
             await self._refresh(term)
@@ -137,6 +140,12 @@ class Schedules:
                 return made
             self._read_under = None
         return made
+
+    async def _lead(self) -> Term | None:
+        """Where there never was a schedule, nobody leads: looking for one costs a third of it."""
+        if not self._needed:
+            self._needed = bool(await self._engine.items("schedule"))
+        return await self.leader.lead() if self._needed else None
 
     # Reading
 

@@ -226,23 +226,30 @@ class _Hints:
         if isinstance(found, type) and issubclass(found, Context):
             raise _undeclarable(self._label, parameter.name, "the Context is the first parameter, or there is none", "move it to the front")
         try:
-            odd = next((custom for custom in _customs(msgspec.inspect.type_info(found)) if not hasattr(custom, "model_validate")), None)
+            odd = _unreadable(found)
         except TypeError as error:
             raise _undeclarable(self._label, parameter.name, f"its type cannot be read from JSON: {error}", _WANTED) from None
-        if odd is not None and odd is not object:
+        if odd is not None:
             raise _undeclarable(self._label, parameter.name, f"its type {odd.__qualname__} cannot be read from JSON", _WANTED)
 
     def result(self) -> Callable[[bytes], object]:
         """How results are read: typed where the annotation allows it, else as plain JSON."""
         try:
             found = self._resolved("return") if self._written.get("return") is not None else Any
-            return codec.decode if found is Any else _decoder(found)
+            return codec.decode if found is Any or _unreadable(found) else _decoder(found)
         except Exception:  # a result that cannot be typed is still a result
             return codec.decode
 
     def _resolved(self, name: str) -> object:
         holder = type("holder", (), {"__annotations__": {name: self._written[name]}, "__module__": self._globals.get("__name__", "")})
         return get_type_hints(holder, self._globals, include_extras=True)[name]
+
+
+def _unreadable(kind: object) -> type | None:
+    """The first class inside a type that JSON cannot be turned into."""
+    if kind is object:
+        return None
+    return next((each for each in _customs(msgspec.inspect.type_info(kind)) if not hasattr(each, "model_validate")), None)
 
 
 def _customs(info: object) -> Iterator[type]:

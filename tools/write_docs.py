@@ -106,7 +106,8 @@ def settings_page(_: str = "") -> str:
 
 
 SETTINGS_RULES = """An argument goes before the environment, that before `taskmill.toml` (the nearest one, from the current folder upward), and
-that before the default. `taskmill config show --origin` shows the values in force and where each comes from. A setting that does not exist is refused, with the nearest name.
+that before the default. `taskmill config show --origin` shows the values in force and where each comes from. A setting that does not exist is refused,
+with the nearest name.
 
 Durations are written `"250ms"`, `"90s"`, `"10m"`, `"2h"`, `"1d"`, or as a number of seconds."""
 

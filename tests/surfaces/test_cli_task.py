@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 
+from taskmill.cli.tail import Wanted
+from taskmill.cli.tail import follow as follow_events
 from taskmill.clock import HOUR, SystemClock, rfc3339
-from taskmill.engine import Ending
+from taskmill.engine import Ending, Engine, Stream, Target
+from taskmill.events import Event, Kind
+from taskmill.operations import Operations
 from taskmill.task import ErrorInfo
-from tests.surfaces.cli_tools import Cli
+from tests.surfaces.cli_tools import COMMAND, Cli
 
 UNKNOWN = "018f3c9e-5d7a-7b64-9d2c-0f6a1b2c3d4e"
 HOSTILE = "\x1b[2J[red]fake[/red]\r\n\u202eline"
@@ -263,3 +270,33 @@ def test_a_tail_of_tasks_that_have_ended_ends(cli: Cli) -> None:
 
 def test_a_tail_of_an_unknown_task(cli: Cli) -> None:
     assert UNKNOWN in cli.refused(1, "task", "tail", UNKNOWN)
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_gap_is_shown_and_what_ended_in_it_is_seen(cli: Cli, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """The task ends while events are lost: the tail shows `resync`, looks again, and ends."""
+    [id] = cli.submit("mail")
+
+    async def events(engine: Engine) -> AsyncIterator[Event]:
+        await engine.cancel([Target(id)])
+        yield Event(kind=Kind.RESYNC, subject="")
+
+    async def work(engine: Engine) -> None:
+        stream = cast("Stream[Event]", events(engine))
+        await follow_events(Operations(engine), stream, Wanted(ids=(id,)), as_json=as_json)
+
+    cli.do(work)
+    said = capsys.readouterr()
+    assert said.out.count("\n") == 1
+    assert (json.loads(said.out)["kind"] == "resync") if as_json else ("some events were missed" in said.out)
+
+
+def test_a_stream_of_another_encoding_gets_escapes(cli: Cli) -> None:
+    cli.submit("mail", payload='{"name": "Zoë 🚀"}'.encode())
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    command = [*COMMAND, "task", "get", cli.ids()[0], "--url", cli.url]
+    done = subprocess.run([*command, "--json"], env=environment, capture_output=True, encoding="latin-1", check=False)
+    assert (done.returncode, json.loads(done.stdout)["payload"]) == (0, {"name": "Zoë 🚀"})
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="latin-1", check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert '{"name":"Zoë \\U0001f680"}' in done.stdout

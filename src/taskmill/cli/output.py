@@ -82,7 +82,7 @@ def note(text: str) -> None:
 
 def print_json(data: Mapping[str, object]) -> None:
     """One object on one line; what a terminal would obey is escaped, as JSON may."""
-    text = json.dumps(data, ensure_ascii=False, separators=(", ", ": "))
+    text = json.dumps(data, ensure_ascii=(getattr(sys.stdout, "encoding", None) or "utf-8").lower() not in {"utf-8", "utf8"})
     click.echo(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 

@@ -7,6 +7,7 @@ An exception that is none of these is a bug of ours and keeps its traceback.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ def program() -> LazyGroup:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and answer its exit code."""
+    _speak_any_language()
     try:
         code = _run(arguments)
         if sys.stdout is not None:
@@ -82,6 +84,13 @@ def _complain(message: str, code: int) -> int:
     line = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in " ".join(message.split()))
     click.echo(f"taskmill: {line}", err=True)
     return code
+
+
+def _speak_any_language() -> None:
+    """What a stream of another encoding cannot say is written as an escape, never a reason to fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _forget_stdout() -> None:

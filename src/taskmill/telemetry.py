@@ -349,8 +349,10 @@ class Metrics:
         queue = self._queues(count.queue)
         yield "taskqueue_dlq_size", (queue,), count.tasks if count.state is State.DEAD else 0
         yield "taskqueue_no_worker_tasks", (queue,), count.tasks if count.no_worker else 0
+        priority = Priority(count.priority).name.lower()
+        yield "taskqueue_queue_depth", (queue, priority, State.PENDING.value), 0  # so that an empty queue reads as empty, not as unknown
         if count.state in LIVE:
-            yield "taskqueue_queue_depth", (queue, Priority(count.priority).name.lower(), count.state.value), count.tasks
+            yield "taskqueue_queue_depth", (queue, priority, count.state.value), count.tasks
 
     def _lag(self, read: Read) -> Iterator[Sample]:
         oldest: dict[tuple[str, str], int] = {}

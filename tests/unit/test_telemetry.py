@@ -327,6 +327,16 @@ async def test_depth_lag_and_dead_letters_of_queues(engine: Engine, metrics: Met
     assert not [labels for labels in scrape.named("taskqueue_queue_depth") if labels["state"] == "dead"]
 
 
+async def test_an_empty_queue_reads_as_empty(engine: Engine, metrics: Metrics) -> None:
+    await join(engine, "work")
+    await engine.submit([NewTask(type="work")])
+    (task,) = (await engine.claim("w1", 1, ["default"], Room(1))).tasks
+    await engine.finish([Outcome(task=task.id, worker="w1", token=task.token, ending=Ending.COMPLETED)])
+    scrape = await scraped(metrics)
+    assert scrape("taskqueue_queue_depth", queue="default", priority="normal", state="pending") == 0
+    assert scrape("taskqueue_queue_lag_seconds", queue="default", priority="normal") == 0
+
+
 async def test_workers_of_the_store(engine: Engine, metrics: Metrics, clock: ManualClock) -> None:
     await join(engine, "work", worker="w1")
     clock.advance("10s")

@@ -188,7 +188,9 @@ class Probes:
         joined = sum(_state(child) == "ready" for child in supervisor.children)
         if joined < supervisor.places:
             yield f"{joined} of {supervisor.places} workers are there"
-        if not await self._store_answers():
+        if supervisor.engine is None:
+            yield "the store is not open yet"
+        elif not await self._store_answers():
             yield "the store does not answer"
 
     async def _store_answers(self) -> bool:

@@ -109,7 +109,7 @@ def known(options: Mapping[str, Any], kind: type[TaskOptions | ScheduleOptions |
     """The options that were given; one that does not exist is refused with the one that was meant."""
     for name in options:
         if name not in kind.__annotations__:
-            near = get_close_matches(name.lower(), kind.__annotations__, 1)
+            near = get_close_matches(name.lower(), kind.__annotations__, 1) or [each for each in kind.__annotations__ if each.startswith(f"{name}_")]
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(kind.__annotations__)}"
             raise InvalidInput(f"{where} has no such option", code="unknown_option", field=name[:80], hint=hint)
     return {name: value for name, value in options.items() if value is not None}

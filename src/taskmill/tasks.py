@@ -95,6 +95,8 @@ class Call(Generic[R]):
 class TaskType(Generic[P, R, C]):
     """A declared handler."""
 
+    __name__: str
+
     def __init__(self, owner: Tasks, name: str, function: Callable[..., C], settings: TypeSettings, declared: frozenset[str], *, isolated: bool) -> None:
         update_wrapper(self, function)
         self.owner = owner

@@ -1,5 +1,5 @@
-"""Writes into the documents what the code says: the statements in docs/engines/sqlite.md, the table of verbs in docs/ARCHITECTURE.md, and the
-whole of docs/reference/cli.md and docs/reference/settings.md.
+"""Writes into the documents what the code says: the statements in docs/engines/sqlite.md, the table of verbs in docs/ARCHITECTURE.md, the table of metrics in
+docs/guides/metrics.md, and the whole of docs/reference/cli.md and docs/reference/settings.md.
 
 `python tools/write_docs.py` after a change of any; a test compares, so a document that lags behind is found.
 """
@@ -17,10 +17,12 @@ from taskmill import config
 from taskmill.cli.program import program
 from taskmill.clock import format_duration
 from taskmill.engine import Engine
+from taskmill.telemetry import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
 STATEMENTS = ROOT / "src" / "taskmill" / "engines" / "sqlite"
 BLOCK = re.compile(r"^```sql\n-- (\w+)\.sql: (\w+)\n.*?^```$", re.MULTILINE | re.DOTALL)
+METRICS_TABLE = re.compile(r"(?<=^\| metric \| kind \| labels \| meaning \|\n\|---\|---\|---\|---\|\n)(?:^\|.*\n)*", re.MULTILINE)
 TABLE = re.compile(r"(?<=^\| verb \| guarantee \|\n\|---\|---\|\n)(?:^\|.*\n)*", re.MULTILINE)
 
 
@@ -122,11 +124,22 @@ def _values(setting: config.Setting) -> str:
     return {"boolean": "`true`, `false`", "url": "a URL", "name": "a name", "secret": "text, never shown"}.get(setting.kind, "text")
 
 
+# The metrics
+
+
+def with_metrics(text: str) -> str:
+    rows = "".join(
+        f"| `{metric.name}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {_cell(metric.meaning)} |\n" for metric in METRICS
+    )
+    return METRICS_TABLE.sub(lambda _: rows, text)
+
+
 WRITERS: dict[str, Callable[[str], str]] = {
     "docs/engines/sqlite.md": with_statements,
     "docs/ARCHITECTURE.md": with_verbs,
     "docs/reference/cli.md": cli_page,
     "docs/reference/settings.md": settings_page,
+    "docs/guides/metrics.md": with_metrics,
 }
 
 

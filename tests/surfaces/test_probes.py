@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -219,12 +220,8 @@ def supervisor(engine: Engine, clock: ManualClock) -> Supervisor:
 
 @contextlib.asynccontextmanager
 async def serving(supervisor: Supervisor, clock: ManualClock) -> AsyncIterator[Probes]:
-    probes = Probes(supervisor, clock=clock)
-    await probes.open()
-    try:
+    async with Probes(supervisor, clock=clock) as probes:
         yield probes
-    finally:
-        await probes.close()
 
 
 async def test_it_lives_while_beats_are_made(supervisor: Supervisor, clock: ManualClock) -> None:
@@ -344,6 +341,14 @@ async def test_a_port_in_use_is_one_clear_error(probes: Probes) -> None:
     assert refused.value.code == "port_in_use"
     assert refused.value.hint
     assert str(probes.port) in str(refused.value)
+
+
+async def test_a_worker_whose_port_is_in_use_says_so_and_starts_nothing(probes: Probes, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "taskmill", "worker", "app.py", "--port", str(probes.port)]
+    process = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stderr=asyncio.subprocess.PIPE)
+    _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert errors.decode().splitlines() == [f"taskmill: port {probes.port} of 127.0.0.1 is in use (name another one, or 0 for any that is free)"]
 
 
 async def test_a_free_port_is_told(probes: Probes, caplog: pytest.LogCaptureFixture) -> None:

@@ -55,16 +55,13 @@ def serve(
     logs.configure(log_level)
     env = {f"TASKMILL_{name.upper()}": str(value) for name, value in settings.items() if value is not None}
 
-    async def ready(supervisor: Supervisor) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            if began is not None:
-                tasks.create_task(began(supervisor))
-            if port is not None:
-                from taskmill.worker.probes import Probes
-
-                tasks.create_task(Probes(supervisor, host, port).run())
-
     async def run() -> int:
-        return await Supervisor(target, queues=queues, processes=processes, maintenance=not no_maintenance, env=env, log_level=log_level, ready=ready).run()
+        supervisor = Supervisor(target, queues=queues, processes=processes, maintenance=not no_maintenance, env=env, log_level=log_level, ready=began)
+        if port is None:
+            return await supervisor.run()
+        from taskmill.worker.probes import Probes
+
+        async with Probes(supervisor, host, port):
+            return await supervisor.run()
 
     return asyncio.run(run())

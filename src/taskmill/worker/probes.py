@@ -19,6 +19,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
+from typing import Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -111,6 +112,13 @@ class Probes:
             await asyncio.Event().wait()
         finally:
             await self.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """No more callers; those under way are let go."""
@@ -289,9 +297,7 @@ def _no_port(host: str, port: int, error: OSError | UnicodeError) -> TaskmillErr
     if isinstance(error, (socket.gaierror, UnicodeError)) or error.errno == errno.EADDRNOTAVAIL:
         return InvalidInput(f"{host!r:.80} is no address of this machine", code="invalid_host", field="host", hint="127.0.0.1, or 0.0.0.0 for all of them")
     if error.errno == errno.EADDRINUSE:
-        return TaskmillError(f"{place} is in use", code="port_in_use", field="port", hint="name another one, or 0 for any that is free")
+        return TaskmillError(f"{place} is in use", code="port_in_use", hint="name another one, or 0 for any that is free")
     if error.errno in {errno.EACCES, errno.EPERM}:
-        return TaskmillError(f"{place} may not be used", code="port_refused", field="port", hint="ports below 1024 need a privilege; name a higher one")
-    return TaskmillError(
-        f"{place} cannot be used: {error.strerror or error}", code="port_refused", field="port", hint="name another one, or 0 for any that is free"
-    )
+        return TaskmillError(f"{place} may not be used", code="port_refused", hint="ports below 1024 need a privilege; name a higher one")
+    return TaskmillError(f"{place} cannot be used: {error.strerror or error}", code="port_refused", hint="name another one, or 0 for any that is free")

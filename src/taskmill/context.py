@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, overload
@@ -69,6 +70,9 @@ class RetryAfter(Exception):
         self.after = duration(after, field="RetryAfter")
         """Microseconds."""
         self.message = message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return RetryAfter, (timedelta(microseconds=self.after), self.message)
 
 
 class Snooze(BaseException):

@@ -1,0 +1,141 @@
+"""Handles: what can be asked about a task after it was submitted, and what its result may come to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from taskmill import App, Handle, ResultExpired, ResultTimeout, State, TaskCancelled, TaskFailed
+from taskmill.clock import ManualClock
+from taskmill.engine import Ending, Outcome, Room, Target
+from taskmill.errors import InvalidInput, InvalidPayload, NotFound
+from taskmill.task import ErrorInfo, Progress, new_id
+
+
+@dataclass
+class Report:
+    pages: int
+
+
+def make() -> App:
+    app = App("sqlite://:memory:", clock=ManualClock())
+
+    @app.task
+    def report(pages: int = 1) -> Report:
+        return Report(pages)
+
+    return app
+
+
+@pytest.fixture
+async def app() -> AsyncIterator[App]:
+    app = make()
+    await app.open()
+    await app.engine.join(app.joining("w"))
+    yield app
+    await app.close()
+
+
+@pytest.fixture
+async def handle(app: App) -> Handle[Any]:
+    return await app.types["report"].submit(3)
+
+
+async def end(app: App, ending: Ending, *, result: bytes | None = None, error: ErrorInfo | None = None) -> None:
+    [claimed] = (await app.engine.claim("w", 1, ["default"], Room(1))).tasks
+    outcome = Outcome(task=claimed.id, worker="w", token=claimed.token, ending=ending, result=result, error=error)
+    assert (await app.engine.finish([outcome])).refused == ()
+
+
+async def test_a_result_has_the_type_that_the_handler_returns(app: App, handle: Handle[Any]) -> None:
+    await end(app, Ending.COMPLETED, result=b'{"pages":3}')
+    assert await handle.result() == Report(3)
+    assert await app.handle(handle.id).result() == {"pages": 3}
+    assert await handle.status() is State.COMPLETED
+    assert await handle.wait() is State.COMPLETED
+
+
+async def test_a_result_that_comes_while_waiting(app: App, handle: Handle[Any]) -> None:
+    waiting = asyncio.gather(handle.result(timeout="30s"), handle.wait(), handle.result())
+    await end(app, Ending.COMPLETED, result=b'{"pages":3}')
+    assert await waiting == [Report(3), State.COMPLETED, Report(3)]
+
+
+async def test_no_result_is_none(app: App, handle: Handle[Any]) -> None:
+    await end(app, Ending.COMPLETED)
+    assert await app.handle(handle.id).result() is None
+
+
+async def test_a_task_that_is_dead(app: App, handle: Handle[Any]) -> None:
+    error = ErrorInfo("ValueError", "no such page", "Traceback …")
+    await end(app, Ending.DEAD, error=error)
+    with pytest.raises(TaskFailed) as caught:
+        await handle.result()
+    assert caught.value.message == "the task is dead: ValueError: no such page"
+    assert (caught.value.error, caught.value.task_id) == (error, handle.id)
+
+
+async def test_a_task_that_was_cancelled(handle: Handle[Any]) -> None:
+    assert await handle.cancel()
+    assert await handle.status() is State.CANCELLED
+    with pytest.raises(TaskCancelled) as caught:
+        await handle.result()
+    assert caught.value.task_id == handle.id
+
+
+async def test_cancel_of_one_that_has_completed(app: App, handle: Handle[Any]) -> None:
+    await end(app, Ending.COMPLETED)
+    assert not await handle.cancel()
+
+
+async def test_the_time_is_over(handle: Handle[Any]) -> None:
+    with pytest.raises(ResultTimeout) as caught:
+        await handle.result(timeout=0)
+    assert caught.value.task_id == handle.id
+    assert await handle.wait(timeout="1ms") is None
+    with pytest.raises(InvalidInput, match="timeout"):
+        await handle.result(timeout="soon")
+
+
+async def test_the_record_is_gone(app: App, handle: Handle[Any]) -> None:
+    await end(app, Ending.COMPLETED, result=b'{"pages":3}')
+    await app.engine.delete([Target(handle.id)])
+    with pytest.raises(ResultExpired) as caught:
+        await handle.result()
+    assert caught.value.task_id == handle.id
+    assert await handle.status() is State.COMPLETED
+
+
+async def test_a_task_that_never_was(app: App) -> None:
+    nobody = app.handle(new_id())
+    for ask in (nobody.status, nobody.task, nobody.result, nobody.cancel, nobody.progress):
+        with pytest.raises(NotFound):
+            await ask()
+
+
+async def test_a_result_of_another_version(app: App, handle: Handle[Any]) -> None:
+    await end(app, Ending.COMPLETED, result=b'"three"')
+    with pytest.raises(InvalidPayload) as caught:
+        await handle.result()
+    assert caught.value.code == "result_decoding"
+
+
+async def test_progress(app: App, handle: Handle[Any]) -> None:
+    from taskmill.engine import Checkpoint
+
+    assert await handle.progress() is None
+    [claimed] = (await app.engine.claim("w", 1, ["default"], Room(1))).tasks
+    await app.engine.checkpoint([Checkpoint(task=claimed.id, worker="w", token=claimed.token, progress=Progress(0.5, "half"))])
+    assert await handle.progress() == Progress(0.5, "half")
+
+
+async def test_handles_are_equal_by_task(app: App, handle: Handle[Any]) -> None:
+    assert app.handle(handle.id) == handle
+    assert len({app.handle(handle.id), handle}) == 1
+    assert app.handle(new_id()) != handle
+    assert repr(handle) == f"<Handle report {handle.id}>"
+    assert repr(app.handle(handle.id)) == f"<Handle task {handle.id}>"

@@ -37,8 +37,8 @@ format: $(STAMP) ## puts the code into the one format
 	@$(BIN)/ruff check --fix $(CHECKED)
 	@$(BIN)/ruff format $(CHECKED)
 
-bench: $(STAMP) ## the engine beside a raw loop, as ratios of one run
-	@$(BIN)/python bench/engine.py $(ARGS)
+bench: $(STAMP) ## engine, executor, peers and idle costs, as ratios of one run; ARGS="--quick" a short form
+	@$(BIN)/python bench/all.py $(ARGS)
 
 soak: $(STAMP) ## the tests that run for minutes
 	@$(BIN)/python -m pytest -m soak $(ARGS)

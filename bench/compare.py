@@ -11,6 +11,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.runner import Section
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,11 +32,16 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(ROOT))
-    from bench import drain, latency, submit
-    from bench.runner import Section, run
+    from bench import runner
 
-    sections: dict[str, Section] = {"submit": submit.run, "drain": drain.run, "latency": latency.run}
-    return run("bench/compare.py", (__doc__ or "").split("\n\n")[0], EPILOG, sections, arguments)
+    return runner.run("bench/compare.py", (__doc__ or "").split("\n\n")[0], EPILOG, sections(), arguments)
+
+
+def sections() -> dict[str, Section]:
+    """By name, in order."""
+    from bench import drain, latency, submit
+
+    return {"submit": submit.run, "drain": drain.run, "latency": latency.run}
 
 
 if __name__ == "__main__":

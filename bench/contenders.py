@@ -119,6 +119,7 @@ def drained(contender: Contender, processes: int, n: int, plan: Plan) -> Drained
     with place(plan) as at:
         ask(contender, at, "fill", str(n))
         with closing(counter.attach(at.counter)) as memory, working(contender, processes, at) as group:
+            ask(contender, at, "release", str(processes))
             until(memory, 1, group)
             some, cpu = counter.read(memory).hits, group.usage().cpu
             until(memory, n, group)
@@ -153,7 +154,7 @@ def until(memory: mmap.mmap, n: int, group: Group) -> None:
         now = counter.read(memory).hits
         hits, moved = (now, time.monotonic()) if now > hits else (hits, moved)
         if time.monotonic() - moved > PATIENCE or not group.running:
-            raise RuntimeError(f"the worker came to {hits} of {n} tasks: {group.words()}")
+            raise RuntimeError(f"the worker came to {hits} of {n} tasks and {'stands still' if group.running else 'has ended'}: {group.words()}")
 
 
 def _environ(contender: Contender, at: Place) -> dict[str, str]:

@@ -8,6 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.runner import Section
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,17 +32,22 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(ROOT))
-    from bench import claim_cost, edges, group_commit, processes, throughput
-    from bench.runner import Section, run
+    from bench import runner
 
-    sections: dict[str, Section] = {
+    return runner.run("bench/engine.py", (__doc__ or "").split("\n\n")[0], EPILOG, sections(), arguments)
+
+
+def sections() -> dict[str, Section]:
+    """By name, in order."""
+    from bench import claim_cost, edges, group_commit, processes, throughput
+
+    return {
         "throughput": throughput.run,
         "claim_cost": claim_cost.run,
         "edges": edges.run,
         "group_commit": group_commit.run,
         "processes": processes.run,
     }
-    return run("bench/engine.py", (__doc__ or "").split("\n\n")[0], EPILOG, sections, arguments)
 
 
 if __name__ == "__main__":

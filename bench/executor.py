@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bench.report import Figure, Plan
+    from bench.runner import Section
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,9 +33,14 @@ Side = Callable[[int], Coroutine[Any, Any, float]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(ROOT))
-    from bench.runner import run as run_all
+    from bench import runner
 
-    return run_all("bench/executor.py", (__doc__ or "").split("\n\n")[0], EPILOG, {"executor": run}, arguments)
+    return runner.run("bench/executor.py", (__doc__ or "").split("\n\n")[0], EPILOG, sections(), arguments)
+
+
+def sections() -> dict[str, Section]:
+    """By name, in order."""
+    return {"executor": run}
 
 
 async def run(plan: Plan) -> list[Figure]:

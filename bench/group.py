@@ -34,6 +34,7 @@ class _Process(NamedTuple):
     session: int
     ticks: int
     pages: int
+    ended: bool
 
 
 class Group:
@@ -60,7 +61,7 @@ class Group:
 
     def usage(self) -> Usage:
         own = list(self._own())
-        return Usage(sum(one.ticks for one in own) / TICKS, sum(one.pages for one in own) * PAGE, len(own))
+        return Usage(sum(one.ticks for one in own) / TICKS, sum(one.pages for one in own) * PAGE, sum(not one.ended for one in own))
 
     def words(self) -> str:
         """The end of what the programs wrote: why one that ended has ended."""
@@ -115,4 +116,5 @@ def _everyone() -> Iterator[_Process]:
 def _parsed(pid: int, text: str) -> _Process:
     """The name of a program stands in parentheses and may hold anything; CPU includes that of children it has waited for."""
     fields = text.rpartition(")")[2].split()
-    return _Process(pid, parent=int(fields[1]), session=int(fields[3]), ticks=sum(int(field) for field in fields[11:15]), pages=int(fields[21]))
+    ticks = sum(int(field) for field in fields[11:15])
+    return _Process(pid, parent=int(fields[1]), session=int(fields[3]), ticks=ticks, pages=int(fields[21]), ended=fields[0] in "ZX")

@@ -35,6 +35,7 @@ def _measure(plan: Plan) -> list[Figure]:
 
 def _part(at: Place, group: Group, part: int, number: int, plan: Plan) -> int:
     ask(TASKMILL_ASYNC, at, "fill", str(part))
+    ask(TASKMILL_ASYNC, at, "release", "1")
     with closing(counter.attach(at.counter)) as memory:
         until(memory, part * number, group)
     held = group.usage().memory

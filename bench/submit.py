@@ -42,10 +42,14 @@ def _turns(plan: Plan, kind: str, contenders: Sequence[Contender], n: int) -> Fo
 def figures(words: dict[Contender, str], bulk: Found, single: Found, concurrent: Found) -> list[Figure]:
     """A peer that has no way of its own for many is as fast there as one by one."""
     peers = {one: max(bulk.get(one, []), single.get(one, []), key=lambda rates: max(rates, default=0.0)) for one in single if one.peer}
-    return [
+    singles = {one.name: single[one] for one in peers}
+    compared = peers and [
         over_best(SECTION, "submit_many / best peer", 1.5, bulk[TASKMILL], {one.name: peers[one] for one in peers}, "tasks/s"),
-        over_best(SECTION, "single submits / best peer", None, single[TASKMILL], {one.name: single[one] for one in peers}, "tasks/s; every one on disk"),
-        over_best(SECTION, "64 coroutines / best peer's single", None, concurrent[TASKMILL], {one.name: single[one] for one in peers}, "tasks/s"),
+        over_best(SECTION, "single submits / best peer", None, single[TASKMILL], singles, "tasks/s; a commit each"),
+        over_best(SECTION, "64 coroutines / best peer's single", None, concurrent[TASKMILL], singles, "tasks/s; they share commits"),
+    ]
+    return [
+        *compared,
         *(each(SECTION, f"{one.name}: many at once", rates, words[one]) for one, rates in bulk.items()),
         *(each(SECTION, f"{one.name}: one by one", rates, words[one]) for one, rates in single.items()),
         *(each(SECTION, f"{one.name}: 64 coroutines", rates, words[one]) for one, rates in concurrent.items()),

@@ -57,6 +57,12 @@ def submit(side: Side, kind: str, n: str) -> dict[str, Any]:
 
 def fill(side: Side, n: str) -> dict[str, Any]:
     side.fill(int(n))
+    side.hold()
+    return {}
+
+
+def release(side: Side, processes: str) -> dict[str, Any]:
+    side.release(int(processes))
     return {}
 
 
@@ -86,7 +92,7 @@ def _started(memory: Any, n: int) -> bool:
     return True
 
 
-COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {"describe": describe, "submit": submit, "fill": fill, "left": left, "late": late}
+COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {"describe": describe, "submit": submit, "fill": fill, "release": release, "left": left, "late": late}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -42,6 +42,12 @@ class Side:
     def fill(self, n: int) -> None:
         (self.bulk or self.single)(n)
 
+    def hold(self) -> None:
+        """Where a queue can be paused: nothing runs until all processes of the worker are there. Others begin with the first."""
+
+    def release(self, processes: int) -> None:
+        """So many processes are there; now it runs."""
+
     def left(self) -> int:
         """How many tasks have not ended."""
         raise NotImplementedError

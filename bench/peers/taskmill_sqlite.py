@@ -17,6 +17,8 @@ from taskmill.engine import Filter
 from taskmill.task import LIVE
 
 CALLERS = 64
+QUEUE = "default"
+PATIENCE = 60.0
 
 app = App(f"sqlite:///{store()}" + ("?durability=local" if variant() == "local" else ""))
 
@@ -57,6 +59,12 @@ class Taskmill(Side):
     def concurrent(self, n: int) -> None:
         self._run(self._callers(n))
 
+    def hold(self) -> None:
+        self._run(self._hold())
+
+    def release(self, processes: int) -> None:
+        self._run(self._release(processes))
+
     def left(self) -> int:
         return int(self._run(self._count()))
 
@@ -75,6 +83,17 @@ class Taskmill(Side):
         if self._loop is not None:
             self._run(app.close())
             self._loop.close()
+
+    async def _hold(self) -> None:
+        await app.operations.pause_queue(QUEUE, reason="bench")
+
+    async def _release(self, processes: int) -> None:
+        await app.open()
+        end = time.monotonic() + PATIENCE
+        while sum(worker.alive for worker in await app.operations.workers()) < processes:
+            assert time.monotonic() < end, "the worker's processes did not come up"
+            await asyncio.sleep(0.01)
+        await app.operations.resume_queue(QUEUE)
 
     async def _count(self) -> int:
         async with app:

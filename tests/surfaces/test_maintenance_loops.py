@@ -11,7 +11,7 @@ import pytest
 
 from taskmill.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND, ManualClock, SystemClock
 from taskmill.config import Settings
-from taskmill.engine import Ending, Engine, Entry, Moved, Retention
+from taskmill.engine import Call, Ending, Engine, Entry, Moved, Retention, observed
 from taskmill.errors import StoreError
 from taskmill.events import Kind
 from taskmill.maintenance import Maintenance
@@ -155,7 +155,7 @@ async def test_pruning_takes_its_minute(engine: Engine, clock: ManualClock) -> N
     await end(engine, 25)
     clock.advance("1s")
     pruning = Pruning(engine, "me", KEEP_NOTHING, batch=10)
-    assert [await pruning._turn() for _ in range(4)] [:2] == [0, 0]
+    assert [await pruning._turn() for _ in range(4)][:2] == [0, 0]
     assert await all_tasks(engine) == []
     await end(engine, 1)
     for _ in range(59):
@@ -289,6 +289,30 @@ async def test_the_loops_of_the_outbox(tmp_path: Path) -> None:
             await audit.until(1)
         assert (ended.subjects, audit.subjects) == ([id], ["limit/x"])
         assert await engine.lead("outbox", "successor") is not None
+
+
+async def test_a_delivery_that_takes_long_does_not_cost_the_term(engine: Engine, clock: ManualClock) -> None:
+    """Otherwise a second process would deliver the same entries at the same time."""
+    hanging, renewed = asyncio.Event(), asyncio.Event()
+
+    async def hang(_: Sequence[Entry]) -> None:
+        hanging.set()
+        await asyncio.Event().wait()
+
+    def tell(call: Call) -> None:
+        if call.verb == "lead":
+            renewed.set()
+
+    await engine.put("outbox", "ended", b"{}", operator=False)
+    await end(engine, 1)
+    outbox = Outbox(observed(engine, tell), "me", {"ended": hang}, beat=20 * MILLISECOND)
+    async with asyncio.timeout(HANGS), running(outbox.run()):
+        await hanging.wait()
+        for _ in range(3):
+            renewed.clear()
+            clock.advance("3s")
+            await renewed.wait()
+        assert await engine.lead("outbox", "rival") is None
 
 
 # Everything

@@ -22,20 +22,18 @@ from types import MappingProxyType, SimpleNamespace, TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 from weakref import WeakSet
 
-import msgspec
-
 from taskmill import codec, config
 from taskmill.batching import Batcher
 from taskmill.clock import Clock, SystemClock
 from taskmill.config import Loaded, Settings
+from taskmill.declared import Declared, settings_of
 from taskmill.engine import Checkpoint, Durability, Engine, Joining, Refusal, Transaction
-from taskmill.errors import AppError, InvalidInput, StaleVersion, TaskmillError
+from taskmill.errors import AppError, InvalidInput, TaskmillError
 from taskmill.handle import Handle
 from taskmill.operations import Operations, submitted
 from taskmill.options import SubmitOptions, submit_fields
-from taskmill.retry import Retry
 from taskmill.sync import Door, SyncApp, check_loop
-from taskmill.task import NewTask, TypeSettings, check_name, resolve
+from taskmill.task import NewTask, check_name
 from taskmill.tasks import Call, Tasks, TaskType
 
 __all__ = ["App"]
@@ -79,8 +77,7 @@ class App(Tasks):
         self._checkpoints: Batcher[Checkpoint, Refusal | None] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._owned = False
-        self._stored: set[str] = set()
-        self._storing = asyncio.Lock()
+        self._declared: Declared | None = None
         self._notice: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
 
@@ -149,6 +146,13 @@ class App(Tasks):
             raise _not_open()
         return self._operations
 
+    @property
+    def declared(self) -> Declared:
+        """What the store has been told of the types."""
+        if self._declared is None:
+            raise _not_open()
+        return self._declared
+
     def use(self, engine: Engine) -> None:
         """Work on this engine, which is open on the running loop; whoever opened it closes it."""
         self._forget()
@@ -159,6 +163,7 @@ class App(Tasks):
         self._engine = engine
         self._operations = Operations(engine)
         self._checkpoints = Batcher(self._write_checkpoints)
+        self._declared = Declared(engine, self.settings, self.limits)
         if self._clock is None:
             self.clock = engine.clock
 
@@ -235,7 +240,7 @@ class App(Tasks):
     async def transaction(self) -> AsyncIterator[Transaction]:
         """A transaction to submit in: `async with app.transaction() as tx: await task.options(tx=tx).submit()`."""
         await self.open()
-        await self._store_types(self.types.values())
+        await self.declared.tell(self.types.values())
         async with self.engine.transaction() as tx:
             yield tx
 
@@ -324,11 +329,18 @@ class App(Tasks):
 
     async def _submit(self, call: Call[R]) -> Handle[R]:
         operations = self.operations
-        if call.task_type is not None and call.type not in self._stored:
+        if call.task_type is not None and call.type not in self.declared:
             call = await self._prepared(call, call.task_type)
         answer = await operations.submit(self._new(call), tx=call.tx, durability=call.durability)
         self._watch_for_workers(call.type)
         return Handle(self, answer.id, call.type, _reader(call), answer)
+
+    async def _prepared(self, call: Call[R], declared: TaskType[..., R, Any]) -> Call[R]:
+        """Whatever else happens, the task is submitted with what its type declares."""
+        if call.tx is not None:
+            return await self.declared.in_transaction(call, declared)
+        await self.declared.tell([declared])
+        return call
 
     def _new(self, call: Call[Any]) -> NewTask:
         return call.new(self.engine.new_id(call.fields.get("queue") or "default"), self.clock.now() if call.expires is not None else None)
@@ -338,82 +350,34 @@ class App(Tasks):
         return await self._at_home(lambda: self._submit_calls(calls))
 
     async def _submit_calls(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
-        await self._store_types(self.types.values())
-        sent: list[Call[R]] = []
-
-        def new() -> Iterator[NewTask]:
-            for call in calls:
-                if sent and (call.tx is not sent[0].tx or call.durability != sent[0].durability):
-                    raise InvalidInput("not all calls have the same", field="tx", hint="submit calls of other transactions and durabilities apart")
-                sent.append(call)
-                yield self._new(call)
-
-        tasks = new()
-        first = next(tasks, None)
+        waiting = iter(calls)
+        first = next(waiting, None)
         if first is None:
             return []
-        answers = await self.operations.submit_many(chain([first], tasks), tx=sent[0].tx, durability=sent[0].durability)
-        self._watch_for_workers(sent[0].type)
+        waiting = chain([first], waiting)
+        if first.tx is None:
+            await self.declared.tell(self.types.values())
+        else:
+            waiting = iter([call if call.task_type is None else await self._prepared(call, call.task_type) for call in waiting])
+        sent: list[Call[R]] = []
+        answers = await self.operations.submit_many(self._alike(waiting, sent), tx=first.tx, durability=first.durability)
+        self._watch_for_workers(first.type)
         return [Handle(self, submitted(answer).id, call.type, _reader(call), answer) for call, answer in zip(sent, answers, strict=True)]
 
-    # What the store must know of a type before its first task
+    def _alike(self, calls: Iterable[Call[R]], sent: list[Call[R]]) -> Iterator[NewTask]:
+        """The tasks of calls that can go together; each call is noted as its task is taken."""
+        for call in calls:
+            sent.append(call)
+            if call.tx is not sent[0].tx or call.durability != sent[0].durability:
+                raise InvalidInput("calls of several transactions or durabilities do not go together", field="tx", hint="submit them one group after the other")
+            yield self._new(call)
 
-    async def _prepared(self, call: Call[R], declared: TaskType[..., R, Any]) -> Call[R]:
-        """Until a worker has joined, the store does not know what the type declares. Once per type and process it is asked, and told if need be."""
-        if call.tx is None:
-            await self._store_types([declared])
-            return call
-        if declared.name in {item.name for item in await self.engine.items("type")}:
-            self._stored.add(declared.name)
-            return call
-        if declared.settings.limits:
-            raise InvalidInput(
-                f"the store does not know the limits of {declared.name} yet, and cannot be told inside of a transaction",
-                code="unknown_type",
-                field="tx",
-                hint="begin it with app.transaction(), or start a worker first",
-            )
-        return call.with_fields({**_own_fields(call.new(), self.settings_of(declared)), **call.fields})
-
-    async def _store_types(self, types: Iterable[TaskType[..., Any, Any]]) -> None:
-        missing = [each for each in types if each.name not in self._stored]
-        if missing:
-            async with self._storing:
-                await self._store_missing([each for each in missing if each.name not in self._stored])
-
-    async def _store_missing(self, types: Sequence[TaskType[..., Any, Any]]) -> None:
-        settings = {each.name: self.settings_of(each) for each in types}
-        telling = {name: each for name, each in settings.items() if each != TypeSettings(queue=each.queue)}
-        if telling:
-            known = {item.name for item in await self.engine.items("type")}
-            limits = {item.name for item in await self.engine.items("limit")}
-            for name, each in telling.items():
-                if name not in known:
-                    for limit in {limit.partition(":")[0] for limit in each.limits} & self.limits.keys() - limits:
-                        await self._put_new("limit", limit, self.limits[limit])
-                    await self._put_new("type", name, msgspec.json.encode(each))
-        self._stored.update(settings)
-
-    async def _put_new(self, kind: str, name: str, value: bytes) -> None:
-        with suppress(StaleVersion):  # somebody else was first, with more right or the same value
-            await self.engine.put(kind, name, value, version=0, operator=False)
-
-    def settings_of(self, declared: TaskType[..., Any, Any]) -> TypeSettings:
-        """A type's settings, with the app's own where the declaration is silent."""
-        ours, given = self.settings, declared.declared
-        changes: dict[str, Any] = {}
-        if "retry" not in given and ours.max_retries != Retry().max_retries:
-            changes["retry"] = Retry(max_retries=ours.max_retries)
-        if "timeout" not in given:
-            changes["timeout"] = ours.timeout
-        if "max_crashes" not in given:
-            changes["max_crashes"] = ours.max_crashes
-        return msgspec.structs.replace(declared.settings, **changes)
+    # What a worker registers
 
     def joining(self, worker: str, queues: Sequence[str] = (), *, lease: int | None = None, info: Mapping[str, str] = MappingProxyType({})) -> Joining:
         """What a worker of this app registers: its types (of these queues, if any are named), all limits and all schedules, as data."""
         wanted = frozenset(queues)
-        types = {name: self.settings_of(each) for name, each in self.types.items() if not wanted or each.settings.queue in wanted}
+        types = {name: settings_of(each, self.settings) for name, each in self.types.items() if not wanted or each.settings.queue in wanted}
         return Joining(
             worker=worker,
             queues=tuple(queues) or tuple(sorted({settings.queue for settings in types.values()})),
@@ -464,20 +428,6 @@ async def _made(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 def _reader(call: Call[Any]) -> Callable[[bytes], object]:
     return codec.decode if call.task_type is None else call.task_type.binding.returned
-
-
-def _own_fields(new: NewTask, settings: TypeSettings) -> dict[str, Any]:
-    """What a new task can carry of its type's settings by itself."""
-    found = resolve(new, settings)
-    return {
-        "priority": found.priority,
-        "retry": found.retry,
-        "timeout": found.timeout,
-        "max_crashes": found.max_crashes,
-        "unique": found.unique,
-        "fair_key": found.share,
-        "order_key": found.order_key,
-    }
 
 
 async def _run_hook(hook: Callable[..., object], app: App) -> None:

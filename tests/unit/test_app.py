@@ -18,6 +18,7 @@ import pytest
 
 from taskmill import App, Call, Context, Handle, Retry, State, TaskType
 from taskmill.clock import MINUTE, SECOND, ManualClock
+from taskmill.declared import settings_of
 from taskmill.engine import Filter, Joining
 from taskmill.engines import create
 from taskmill.errors import AppError, Conflict, InvalidInput, InvalidPayload, InvalidSettings, NotFound, RateLimited, StoreError, WrongStore
@@ -383,6 +384,8 @@ async def test_a_transaction_before_any_worker_keeps_the_types_settings(app: App
         task_id = (await settled.options(tx=tx).submit(7)).id
         with pytest.raises(InvalidInput, match=r"begin it with app\.transaction"):
             await of(app, "send_welcome").options(tx=tx).submit(1)
+        with pytest.raises(InvalidInput, match=r"begin it with app\.transaction"):
+            await app.submit_many([of(app, "send_welcome").options(tx=tx).call(1)])
     task = await app.handle(task_id).task()
     assert (task.priority, task.order_key, task.timeout) == (2, "7", 5 * SECOND)
     assert task.unique is not None
@@ -393,7 +396,7 @@ async def test_calls_of_two_transactions_do_not_go_together(app: App) -> None:
     await app.open()
     add = of(app, "add")
     async with app.transaction() as tx:
-        with pytest.raises(InvalidInput, match="not all calls"):
+        with pytest.raises(InvalidInput, match="do not go together"):
             await app.submit_many([add.options(tx=tx).call(1), add.call(2)])
 
 
@@ -408,7 +411,7 @@ async def test_opening_writes_nothing_and_the_first_submit_tells_what_is_declare
     await asyncio.gather(*(of(app, "send_welcome").submit(i) for i in range(5)))
     [stored] = await app.engine.items("type")
     assert (stored.name, stored.operator) == ("send_welcome", False)
-    assert msgspec.json.decode(stored.value, type=TypeSettings) == app.settings_of(of(app, "send_welcome"))
+    assert msgspec.json.decode(stored.value, type=TypeSettings) == settings_of(of(app, "send_welcome"), app.settings)
     [limit] = await app.engine.items("limit")
     assert (limit.name, limit.value) == ("send_welcome", b'{"rate":100,"window":60000000}')
 

@@ -52,16 +52,16 @@ def bench(url: str | None, folder: str | None, quick: bool, as_json: bool) -> No
     if url is not None and folder is not None:
         raise click.UsageError("--url and --dir are both given (--dir is for the new file that is used without --url)")
     with _named(url) if url is not None else _scratch(folder) as store:
-        measures = _run(store, quick)
+        measures = _run(store, quick, tidy=url is not None)
     _show(store, measures, as_json)
 
 
-def _run(store: Measured, quick: bool) -> list[Measure]:
+def _run(store: Measured, quick: bool, *, tidy: bool) -> list[Measure]:
     from taskmill.cli.bench_app import declare
     from taskmill.cli.bench_measures import FULL, QUICK, measure
 
     note(f"measuring {store.shown}")
-    return asyncio.run(measure(declare(store.url), store.url, QUICK if quick else FULL, progress))
+    return asyncio.run(measure(declare(store.url), store.url, QUICK if quick else FULL, progress, tidy=tidy))
 
 
 @contextmanager

@@ -60,8 +60,8 @@ FULL = Sizes(single=1_000, concurrent=10_000, bulk=50_000, waits=200)
 QUICK = Sizes(single=100, concurrent=1_000, bulk=5_000, waits=50)
 
 
-async def measure(declared: Declared, url: str, sizes: Sizes, bar: Bar) -> list[Measure]:
-    """All measures, on a store in which nobody else uses the queue of the bench."""
+async def measure(declared: Declared, url: str, sizes: Sizes, bar: Bar, *, tidy: bool) -> list[Measure]:
+    """All measures, on a store in which nobody else uses the queue of the bench; `tidy`: the store stays, what was put into it goes."""
     async with declared.app:
         operations = declared.app.operations
         if any(QUEUE in worker.queues and worker.alive for worker in await operations.workers()):
@@ -70,8 +70,9 @@ async def measure(declared: Declared, url: str, sizes: Sizes, bar: Bar) -> list[
         try:
             return await _measure(declared, url, sizes, bar)
         finally:
-            await operations.resume_queue(QUEUE)
-            await clean(operations)
+            if tidy:
+                await operations.resume_queue(QUEUE)
+                await clean(operations)
 
 
 async def clean(operations: Operations) -> None:

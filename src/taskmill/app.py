@@ -73,6 +73,7 @@ class App(Tasks):
         """As if never opened."""
         self.home: asyncio.AbstractEventLoop | None = None
         self._engine: Engine | None = None
+        self._former: Engine | None = None
         self._operations: Operations | None = None
         self._checkpoints: Batcher[Checkpoint, Refusal | None] | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -171,7 +172,7 @@ class App(Tasks):
         """Open the store; every verb does it by itself."""
         here = asyncio.get_running_loop()
         with self._guard:
-            if self.home is not None and self.home.is_closed():
+            if self.home is not None and self.home is not here and not self.home.is_running():
                 self._leave_behind()
             if self.home is None:
                 self.home = here
@@ -183,14 +184,20 @@ class App(Tasks):
             await asyncio.shield(opening)
 
     def _leave_behind(self) -> None:
-        """The loop of the first use is gone (a second `asyncio.run`): the store is opened anew on this one."""
+        """The loop of the first use does not run any more (a second `asyncio.run`): the store is opened anew on this one."""
         if self._engine is not None and not self._owned:
-            raise AppError("the engine that the app was given belongs to a loop that is closed", code="closed", hint="give it an open one: app.use(engine)")
+            raise AppError("the engine that the app was given belongs to a loop that does not run", code="closed", hint="give it another: app.use(engine)")
+        former = self._engine
         self._forget()
+        self._former = former
 
     async def _connect(self) -> None:
         from taskmill.engines import create
 
+        if self._former is not None:
+            with suppress(Exception):  # its loop is gone: whatever of it cannot be closed from here ends with the process
+                await self._former.close()
+            self._former = None
         try:
             settings = self.settings
             engine = create(
@@ -215,8 +222,8 @@ class App(Tasks):
         if home is not here and home.is_running():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), home))
             return
-        if self._opening is not None:
-            with suppress(TaskmillError):
+        if self._opening is not None and home is here:
+            with suppress(Exception):  # whoever asked for the opening has been told
                 await asyncio.shield(self._opening)
         if self._notice is not None:
             self._notice.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -170,6 +171,23 @@ def test_a_second_loop_opens_the_store_anew(tmp_path: Path) -> None:
 
     handle = asyncio.run(submit())
     assert asyncio.run(look(handle)) is State.PENDING
+
+
+def test_a_loop_that_stands_still_is_not_waited_for(tmp_path: Path) -> None:
+    app = App(f"sqlite:///{tmp_path / 'store.db'}")
+    declare(app)
+
+    async def submit() -> Handle[Any]:
+        return await of(app, "add").submit(1)
+
+    async def look(handle: Handle[Any]) -> State:
+        return await handle.status()
+
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        handle = loop.run_until_complete(submit())
+        assert handle.sync.status() is State.PENDING
+        assert loop.run_until_complete(look(handle)) is State.PENDING
+    app.sync.close()
 
 
 async def test_another_loop_is_taken_home(app: App) -> None:

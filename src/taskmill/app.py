@@ -400,7 +400,10 @@ class App(Tasks):
     # What a running handler writes
 
     async def checkpoint(self, entry: Checkpoint) -> Refusal | None:
-        """Written under its lease, in one step with those of other handlers; or why it was not."""
+        """Written under its lease, in one step with those of other handlers; or why it was not. A process of one handler opens the store for it."""
+        return await self._at_home(lambda: self._checkpoint(entry))
+
+    async def _checkpoint(self, entry: Checkpoint) -> Refusal | None:
         if self._checkpoints is None:
             raise _not_open()
         return await self._checkpoints.add(entry)

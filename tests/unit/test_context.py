@@ -7,6 +7,7 @@ import logging
 import pickle
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -365,6 +366,22 @@ async def test_a_handler_in_a_thread_does_the_same(app: App, worker: Worker) -> 
     assert (await record(app, id)).progress == Progress(0.5, "half")
     assert ctx.checkpoints == {"step": 1}
     assert (await ctx.submit(app.types["work"], 6)).id != seen.child.id
+
+
+def test_a_handler_in_a_process_of_its_own_opens_the_store_for_itself(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    parent, child = App(url), App(url)
+    for app in (parent, child):
+        app.task(name="work")(lambda: None)
+    handle = parent.types["work"].sync.submit()
+    parent.block("join", lambda: parent.engine.join(parent.joining("w")))
+    [claimed] = parent.block("claim", lambda: parent.engine.claim("w", 1, ["default"], Room(1))).tasks
+    ctx = Context(child, claimed, Run())
+    ctx.sync.progress(0.5)
+    ctx.sync.checkpoint("step", 1)
+    assert handle.progress() == Progress(0.5)
+    child.sync.close()
+    parent.sync.close()
 
 
 async def test_on_the_loop_the_blocking_twin_is_refused(app: App, worker: Worker) -> None:

@@ -130,7 +130,7 @@ class Handle(Generic[R]):
             raise TaskCancelled(f"the task was cancelled{why}", task_id=self.id)
         raise TaskFailed(
             f"the task is dead{why}",
-            hint=f"(await handle.task()) has its traceback; taskmill task requeue {self.id} tries it again",
+            hint=f"`taskmill task get {self.id}` shows where; `taskmill task requeue {self.id}` tries it again",
             task_id=self.id,
             error=error,
         )

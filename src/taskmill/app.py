@@ -27,7 +27,7 @@ from taskmill.batching import Batcher
 from taskmill.clock import Clock, SystemClock
 from taskmill.config import Loaded, Settings
 from taskmill.declared import Declared, settings_of
-from taskmill.engine import Checkpoint, Durability, Engine, Joining, Refusal, Transaction
+from taskmill.engine import Checkpoint, Engine, Joining, Refusal, Transaction
 from taskmill.errors import AppError, InvalidInput, TaskmillError
 from taskmill.handle import Handle
 from taskmill.operations import Operations, submitted
@@ -192,21 +192,14 @@ class App(Tasks):
         self._former = former
 
     async def _connect(self) -> None:
-        from taskmill.engines import create
+        from taskmill import engines
 
         if self._former is not None:
             with suppress(Exception):  # its loop is gone: whatever of it cannot be closed from here ends with the process
                 await self._former.close()
             self._former = None
         try:
-            settings = self.settings
-            engine = create(
-                settings.url.reveal(),
-                clock=self._clock,
-                base=self.loaded.folder(self.folder),
-                durability=Durability(settings.durability),
-                busy_timeout=settings.busy_timeout,
-            )
+            engine = engines.of_settings(self.settings, self.loaded.folder(self.folder), clock=self._clock)
             await engine.open()
         except BaseException:
             self._forget()

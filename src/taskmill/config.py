@@ -156,9 +156,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
     timeout: Annotated[int, Setting("duration", "How long one attempt may take, unless its type says otherwise", minimum=MILLISECOND, maximum=365 * DAY)] = HOUR
     payload_limit: Annotated[int, Setting("bytes", "The largest payload or result, as stored", minimum=1024, maximum=1024 * 1024)] = PAYLOAD_LIMIT
 
-    result_retention: Annotated[int, Setting("duration", "How long results are kept after the task has ended", minimum=HOUR, maximum=14 * DAY)] = 14 * DAY
     history_retention: Annotated[
-        int, Setting("duration", "How long completed and cancelled tasks and their attempts are kept", minimum=MINUTE, maximum=3650 * DAY)
+        int, Setting("duration", "How long completed and cancelled tasks are kept, with their results and attempts", minimum=MINUTE, maximum=3650 * DAY)
     ] = 14 * DAY
     dead_retention: Annotated[int, Setting("duration", "How long dead letters are kept", minimum=MINUTE, maximum=3650 * DAY)] = 14 * DAY
     dedupe_window: Annotated[

@@ -118,7 +118,7 @@ class Handle(Generic[R]):
         try:
             task = await self._task()
         except Expired:
-            raise ResultExpired(f"the task ended as {state}, its record is gone", hint="results are kept for `result_retention`", task_id=self.id) from None
+            raise ResultExpired(f"the task ended as {state}, its record is gone", hint="results are kept for `history_retention`", task_id=self.id) from None
         return self._outcome(task)
 
     def _outcome(self, task: Task) -> R:

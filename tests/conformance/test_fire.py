@@ -159,3 +159,11 @@ async def test_the_same_firing_from_many_sides_makes_one_task(engine: Engine, st
     answers = await guarded(asyncio.gather(*(fire(engines[n % 3], version, term, task) for n in range(9))))
     assert {answer.id for fired in answers for answer in fired.tasks} == {task.id}
     assert len(await all_tasks(engine)) == 1
+
+
+async def test_a_dropped_schedule_forgets_when_it_fired(engine: Engine) -> None:
+    """Put again some day, it is a new one: it makes up for nothing."""
+    version, term = await scheduled(engine), await led(engine)
+    await fire(engine, version, term, new())
+    assert await engine.drop("schedule", "nightly")
+    assert await item(engine, "fired", "nightly") is None

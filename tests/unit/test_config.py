@@ -46,7 +46,7 @@ def test_the_defaults(tmp_path: Path) -> None:
     assert (settings.beat, settings.lease, settings.term, settings.recovery_interval) == (SECOND, 4 * SECOND, 4 * SECOND, SECOND // 2)
     assert (settings.grace_period, settings.timeout, settings.busy_timeout) == (20 * SECOND, HOUR, 30 * SECOND)
     assert (settings.concurrency, settings.max_crashes, settings.max_retries, settings.payload_limit) == (10, 3, 3, 262_144)
-    assert (settings.result_retention, settings.history_retention, settings.dead_retention, settings.dedupe_window) == (14 * DAY, 14 * DAY, 14 * DAY, 72 * HOUR)
+    assert (settings.history_retention, settings.dead_retention, settings.dedupe_window) == (14 * DAY, 14 * DAY, 72 * HOUR)
     assert (settings.port, settings.grpc_port, settings.durability) == (8080, 9090, "fsync")
     assert set(found.origins.values()) == {"default"}
     assert found.file is None
@@ -113,7 +113,7 @@ def test_sizes_and_empty_variables(tmp_path: Path) -> None:
         ("TASKMILL_NAME", "My App"),
         ("TASKMILL_HOST", "a\nb"),
         ("TASKMILL_PAYLOAD_LIMIT", "2MiB"),
-        ("TASKMILL_RESULT_RETENTION", "15d"),
+        ("TASKMILL_HISTORY_RETENTION", "4000d"),
     ],
     ids=lambda text: text[:24],
 )

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Protocol
 
 from taskmill.clock import SECOND, Clock, duration
-from taskmill.config import MEMORY, engine_kind, sqlite_path, url_parameters
+from taskmill.config import MEMORY, Settings, engine_kind, sqlite_path, url_parameters
 from taskmill.engine import Durability, Engine
 from taskmill.errors import InvalidSettings
 
-__all__ = ["Schema", "create", "schema"]
+__all__ = ["Schema", "create", "of_settings", "schema"]
 
 
 class Schema(Protocol):
@@ -28,13 +28,28 @@ class Schema(Protocol):
 
 
 def create(
-    url: str, *, clock: Clock | None = None, base: Path | None = None, durability: Durability = Durability.FSYNC, busy_timeout: int = 30 * SECOND
+    url: str,
+    *,
+    clock: Clock | None = None,
+    base: Path | None = None,
+    durability: Durability = Durability.FSYNC,
+    busy_timeout: int = 30 * SECOND,
+    lease: int = 4 * SECOND,
+    term: int = 4 * SECOND,
 ) -> Engine:
     """The engine of a URL, not yet opened. `base` is where a relative path starts; what the URL itself says goes before the arguments."""
     path, durability, busy_timeout = _sqlite(url, base, durability, busy_timeout)
     from taskmill.engines.sqlite.engine import SQLiteEngine
 
-    return SQLiteEngine(None if path == MEMORY else path, clock=clock, durability=durability, busy_timeout=busy_timeout)
+    return SQLiteEngine(None if path == MEMORY else path, clock=clock, durability=durability, busy_timeout=busy_timeout, lease=lease, term=term)
+
+
+def of_settings(settings: Settings, base: Path, *, clock: Clock | None = None) -> Engine:
+    """The engine that the settings name, not yet opened."""
+    return create(
+        settings.url.reveal(), clock=clock, base=base, durability=Durability(settings.durability), busy_timeout=settings.busy_timeout,
+        lease=settings.lease, term=settings.term,
+    )  # fmt: skip
 
 
 def schema(

@@ -104,7 +104,7 @@ def failed(running: Running, error: BaseException, chance: Callable[[], float] =
     if isinstance(error, Snooze):
         return ended(running, Ending.SNOOZED, after=error.after)
     if isinstance(error, Fail):
-        return ended(running, Ending.DEAD, error=ErrorInfo("failed", _message(error), _traceback(error)))
+        return ended(running, Ending.DEAD, error=ErrorInfo(error.code, _message(error), _traceback(error)))
     if running.lease_lost or running.reason == STOPPING:
         return ended(running, Ending.RELEASED)
     if running.reason == CANCELLED:
@@ -126,7 +126,7 @@ def failed(running: Running, error: BaseException, chance: Callable[[], float] =
 
 def _message(error: BaseException) -> str:
     try:
-        text = error.message if isinstance(error, InvalidPayload) else str(error)
+        text = str(error)
     # The handler's own class may fail to write itself out.
     except Exception:
         text = "(its text cannot be written)"

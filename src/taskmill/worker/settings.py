@@ -10,7 +10,7 @@ import msgspec
 
 from taskmill import engines
 from taskmill.config import Secret, Settings, mask_url
-from taskmill.engine import Durability, Engine
+from taskmill.engine import Engine
 
 if TYPE_CHECKING:
     from taskmill.app import App
@@ -49,5 +49,4 @@ class StoreSettings(msgspec.Struct, frozen=True):
 
     def engine(self) -> Engine:
         """The app's store, not yet opened."""
-        settings = self.settings
-        return engines.create(self.url, base=Path(self.base), durability=Durability(settings.durability), busy_timeout=settings.busy_timeout)
+        return engines.of_settings(self.settings, Path(self.base))

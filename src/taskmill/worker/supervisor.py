@@ -78,7 +78,7 @@ class Supervisor:
         self.children: list[Offspring] = []
         self.engine: Engine | None = None
         self.settings = Settings()
-        self._watching: list[asyncio.Task[None]] = []
+        self._watching: set[asyncio.Task[None]] = set()
         self.on_stats: Callable[[dict[str, Counted]], None] = lambda _: None
         self.observe: Callable[[Engine], Engine] = lambda engine: engine
         """Metrics put themselves between this process and its store here."""
@@ -201,7 +201,9 @@ class Supervisor:
         while not self._stop.is_set():
             if child is None:
                 child = await self._spawn()
-            self._watching.append(asyncio.create_task(self._watch(child)))
+            watching = asyncio.create_task(self._watch(child))
+            self._watching.add(watching)
+            watching.add_done_callback(self._watching.discard)
             await child.vacated.wait()
             if child.unwanted:
                 return
@@ -302,6 +304,10 @@ class Supervisor:
             beat = await self._told(child, answered, [lease.token for lease in leases])
         except StoreError as error:
             log.warning("the store does not take the beat of %s: %s", child.worker, error)
+            return
+        # Whatever it is, the next beat may be taken, and without beats everything this child holds is lost.
+        except Exception:
+            log.exception("the beat of %s failed", child.worker)
             return
         self._pass_on(child, beat)
         self._recycle(child)

@@ -116,7 +116,8 @@ class SQLiteEngine:
         self._run = Path(f"{self.path}-run")
         session = self._session(first=True)
         self._reader_db = self._connect(read_only=True)
-        self._live = Live(Path(f"{self.path}-live"), self.clock, self._busy_timeout, self._vfs)
+        # One for the thread of beats, one for the writer: a beat never waits for a step.
+        self._live, self._live_in_step = (Live(Path(f"{self.path}-live"), self.clock, self._busy_timeout, self._vfs) for _ in range(2))
         self._waker = Waker(self._run)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="taskmill-reader")
         self._live_thread = ThreadPoolExecutor(1, thread_name_prefix="taskmill-live")
@@ -154,6 +155,7 @@ class SQLiteEngine:
         await self._waiters.close()
         await asyncio.to_thread(self._close_readers)
         await self._writer.close()
+        self._live_in_step.close()
         self._waker.close()
         if self._private:
             shutil.rmtree(self.path.parent, ignore_errors=True)
@@ -194,17 +196,7 @@ class SQLiteEngine:
     async def _live_do(self, do: Callable[[Live], Answer]) -> Answer:
         self._check_open()
 
-        def follow_and_do() -> Answer:
-            self._live.follow()
-            try:
-                return do(self._live)
-            except apsw.BusyError:
-                raise
-            except apsw.Error:  # the file is disposable: whatever is wrong with it, a new one is right
-                self._live.replace()
-                return do(self._live)
-
-        return await self._in(self._live_thread, follow_and_do)
+        return await self._in(self._live_thread, lambda: self._live.do(do))
 
     async def _in(self, pool: ThreadPoolExecutor, do: Callable[[], Answer]) -> Answer:
         try:
@@ -336,8 +328,7 @@ class SQLiteEngine:
     def _join(self, step: Step, joining: Joining) -> None:
         """Registered and alive in one moment: whoever looks for the silent holds the same lock."""
         settings.join(step, joining)
-        with self._live_in_step() as live:
-            live.beat(joining.worker)
+        self._live_in_step.do(lambda live: live.beat(joining.worker))
 
     async def leave(self, worker: str) -> None:
         await self._write(lambda step: recover.leave(step, worker))
@@ -374,11 +365,7 @@ class SQLiteEngine:
 
     def _silent(self, step: Step, fair_since: int) -> list[str]:
         """Beats are read under the write lock: whoever beat while this waited for it lives."""
-        with self._live_in_step() as live:
-            return live.silent(inspect.workers(step.db), fair_since)
-
-    def _live_in_step(self) -> contextlib.closing[Live]:
-        return contextlib.closing(Live(Path(f"{self.path}-live"), self.clock, self._busy_timeout, self._vfs))
+        return self._live_in_step.do(lambda live: live.silent(inspect.workers(step.db), fair_since))
 
     async def prune(self, n: int, term: Term, retention: Retention = DEFAULT_RETENTION) -> Moved:
         return await self._write(lambda step: recover.prune(step, n, term, retention))
@@ -454,12 +441,11 @@ class SQLiteEngine:
 
         The seat is taken in the live file before the commit. If that fails, the file names a term that was never given: nobody can renew it, so it runs out.
         """
-        with self._live_in_step() as live:
-            if live.led(role, holder, self._term):
-                return None
-            term = settings.lead(step, role, holder)
-            live.lead(term)
-            return term
+        if self._live_in_step.do(lambda live: live.led(role, holder, self._term)):
+            return None
+        term = settings.lead(step, role, holder)
+        self._live_in_step.do(lambda live: live.lead(term))
+        return term
 
     async def resign(self, term: Term) -> None:
         await self._write(lambda step: settings.resign(step, term))

@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
+
+import apsw
 
 from taskmill.clock import Clock
 from taskmill.engine import Durability, Term
@@ -17,6 +20,8 @@ from taskmill.engines.sqlite.sql import Database, load
 from taskmill.errors import TaskmillError
 
 __all__ = ["Live"]
+
+Answer = TypeVar("Answer")
 
 queries = load("live.sql")
 
@@ -51,6 +56,17 @@ class Live:
         self._db.close()
         self._remove()
         self._open()
+
+    def do(self, do: Callable[[Live], Answer]) -> Answer:
+        """Do something with it, wherever the file is now. It is disposable: whatever is wrong with it, a new one is right."""
+        self.follow()
+        try:
+            return do(self)
+        except apsw.BusyError:
+            raise
+        except apsw.Error:
+            self.replace()
+            return do(self)
 
     def follow(self) -> None:
         """Somebody removed the file: what is written to the one that is gone nobody would read."""

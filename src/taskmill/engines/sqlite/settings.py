@@ -138,6 +138,8 @@ def drop(step: Step, kind: str, name: str, version: int | None) -> bool:
     if version is not None and row[1] != version:
         raise StaleVersion(f"{kind} {name!r} has version {row[1]}, not {version}", field="version", hint="read it again, then drop")
     step.db.execute(queries.drop, (kind, name))
+    if kind == "schedule" and step.db.execute(queries.declared, (kind, name)).fetchone() is None:
+        step.db.execute(queries.drop_fired, (name,))  # put again some day, it is a new schedule
     step.owe("audit", f"{kind}/{name}", {"kind": kind, "name": name, "version": None})
     _changed(step, kind, name)
     return True

@@ -11,6 +11,9 @@ ON CONFLICT DO UPDATE SET value = excluded.value, version = excluded.version, ap
 -- name: drop
 DELETE FROM taskmill_item WHERE kind = ? AND name = ? AND operator = 1;
 
+-- name: drop_fired
+DELETE FROM taskmill_item WHERE kind = 'fired' AND name = ?;
+
 -- name: drop_declared
 DELETE FROM taskmill_item WHERE kind = ? AND name = ? AND operator = 0 AND app_version <= ?;
 

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pty
+import select
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,6 +22,8 @@ from taskmill.engines import create
 from taskmill.task import ErrorInfo, NewTask, TypeSettings, new_id
 
 COMMAND = [sys.executable, "-c", "import sys; from taskmill.cli import main; sys.exit(main())"]
+
+PATIENCE = 30.0
 
 Answer = TypeVar("Answer")
 
@@ -134,9 +137,9 @@ class Cli:
 class Terminal:
     """The program on a terminal of its own, whose keys and screen are ours."""
 
-    def __init__(self, cli: Cli, *arguments: str, answer: str = "") -> None:
+    def __init__(self, cli: Cli, *arguments: str, answer: str = "", columns: str = "200") -> None:
         self._ours, theirs = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", "LINES": "50"}
+        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": columns, "LINES": "50"}
         command = [*COMMAND, *arguments, "--url", cli.url]
         self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=cli.folder)
         os.close(theirs)
@@ -159,6 +162,7 @@ class Terminal:
         return self.process.wait()
 
     def _read(self) -> str:
+        assert select.select([self._ours], [], [], PATIENCE)[0], f"nothing is said any more: {self.screen}"
         try:
             return os.read(self._ours, 65_536).decode("utf-8", "replace")
         except OSError:  # its last user has closed the terminal
@@ -171,8 +175,8 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(cli: Cli, *arguments: str, answer: str = "") -> Iterator[Terminal]:
-    opened = Terminal(cli, *arguments, answer=answer)
+def terminal(cli: Cli, *arguments: str, answer: str = "", columns: str = "200") -> Iterator[Terminal]:
+    opened = Terminal(cli, *arguments, answer=answer, columns=columns)
     try:
         yield opened
     finally:

@@ -147,6 +147,13 @@ def test_a_schedule_that_is_not_there(cli: Cli, verb: str) -> None:
     assert "did you mean 'morning'?" in cli.refused(1, "schedule", verb, "mornin", *(["--yes"] if verb == "delete" else []))
 
 
+@pytest.mark.parametrize("more", [["--yes"], ["--dry-run"]], ids=str)
+def test_a_schedule_of_the_code_is_not_deleted_by_hand(cli: Cli, more: list[str]) -> None:
+    cli.do(lambda engine: engine.put("schedule", "morning", b'{"type": "report", "cron": "@daily"}', operator=False))
+    assert "morning is declared by code" in cli.refused(1, "schedule", "delete", "morning", *more)
+    assert len(cli.ok("schedule", "list").lines) == 1
+
+
 def test_triggering_a_type_that_nobody_has(cli: Cli) -> None:
     cli.ok("schedule", "put", "morning", "@daily", "--type", "report")
     assert "no worker has registered the type 'report'" in cli.refused(2, "schedule", "trigger", "morning")
@@ -175,7 +182,7 @@ def test_workers_and_what_they_are_told(cli: Cli) -> None:
 
 
 def test_stopping_workers_is_asked_for(cli: Cli) -> None:
-    assert cli.ok("workers", "stop", "--all", "--yes").out == "no worker would be stopped, with 0 tasks running\n"
+    assert cli.ok("workers", "stop", "--all", "--yes").out == "no worker is alive\n"
     cli.join("anna", "mail")
     assert "stop anna, with 0 tasks running? Nobody can be asked here" in cli.refused(2, "workers", "stop", "anna")
     assert cli.ok("workers", "stop", "--all", "--dry-run").out == "anna would be stopped, with 0 tasks running\n"

@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import pytest
@@ -209,37 +210,33 @@ def test_waiting_ends_when_another_program_ends_the_task(cli: Cli) -> None:
 
 def test_ctrl_c_while_waiting_ends_with_130(cli: Cli) -> None:
     [id] = cli.submit("mail")
-    process = cli.start("task", "tail", id)
-    try:
-        assert process.stderr is not None
-        assert process.stderr.readline() == "taskmill: following; Ctrl-C ends it\n"
+    with following(cli, id) as process:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
-    finally:
-        process.kill()
     assert (process.returncode, out, err.strip()) == (130, "", "taskmill: interrupted")
 
 
 # Following
 
 
-def follow(cli: Cli, *arguments: str) -> subprocess.Popen[str]:
-    """A tail that is listening."""
-    process = cli.start("task", "tail", *arguments)
-    assert process.stderr is not None
-    assert process.stderr.readline() == "taskmill: following; Ctrl-C ends it\n"
-    return process
+@contextmanager
+def following(cli: Cli, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A tail that is listening; it is gone afterwards."""
+    with cli.start("task", "tail", *arguments) as process:
+        try:
+            assert process.stderr is not None
+            assert process.stderr.readline() == "taskmill: following; Ctrl-C ends it\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_tail_of_ids_shows_their_life_and_ends_with_them(cli: Cli) -> None:
     [id] = cli.submit("mail")
-    process = follow(cli, id, "--json")
-    try:
+    with following(cli, id, "--json") as process:
         cli.submit("other")
         cli.end(Ending.COMPLETED, "mail", "other")
         out, err = process.communicate(timeout=30)
-    finally:
-        process.kill()
     assert (process.returncode, err) == (0, "")
     events = [json.loads(line) for line in out.splitlines()]
     assert {event["subject"] for event in events} == {id}
@@ -247,8 +244,8 @@ def test_a_tail_of_ids_shows_their_life_and_ends_with_them(cli: Cli) -> None:
 
 
 def test_a_tail_of_a_queue_in_lines(cli: Cli) -> None:
-    process = follow(cli, "--queue", "mail")
-    try:
+    cli.submit("mail", queue="mail")
+    with following(cli, "--queue", "mail") as process:
         cli.submit("other", queue="default")
         [id] = cli.submit("mail", queue="mail")
         assert process.stdout is not None
@@ -257,8 +254,6 @@ def test_a_tail_of_a_queue_in_lines(cli: Cli) -> None:
         assert "queue=mail" in line[3]
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
-    finally:
-        process.kill()
 
 
 def test_a_tail_of_tasks_that_have_ended_ends(cli: Cli) -> None:

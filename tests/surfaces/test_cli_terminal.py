@@ -6,6 +6,8 @@ import json
 import re
 import signal
 
+import pytest
+
 from taskmill.engine import Ending
 from taskmill.task import ErrorInfo
 from tests.surfaces.cli_tools import Cli, terminal
@@ -36,6 +38,24 @@ def test_a_table_shows_the_newest_and_says_so(cli: Cli) -> None:
         assert all(id in shown.screen for id in ids)
 
 
+@pytest.mark.parametrize("columns", ["60", "80", "100"])
+def test_on_a_narrow_terminal_the_id_stays_whole(cli: Cli, columns: str) -> None:
+    cli.submit("a_type_with_a_long_name_to_give_way", queue="a_long_queue")
+    [id] = cli.end(Ending.DEAD, "a_type_with_a_long_name_to_give_way", error=ErrorInfo("ValueError", "x" * 100), queue="a_long_queue")
+    with terminal(cli, "task", "list", columns=columns) as shown:
+        assert shown.end() == 0
+        lines = plain(shown.screen).splitlines()
+        assert [line.split()[0] for line in lines] == ["id", id]
+        assert all(len(line.rstrip()) <= int(columns) for line in lines)
+
+
+def test_a_tail_of_an_unknown_queue_says_so(cli: Cli) -> None:
+    cli.submit("mail", queue="out")
+    with terminal(cli, "task", "tail", "--queue", "uot") as shown:
+        shown.until("following")
+        assert "there is no queue 'uot' (did you mean 'out'?)" in plain(shown.screen)
+
+
 def test_markup_and_control_characters_are_text(cli: Cli) -> None:
     cli.submit("mail")
     cli.end(Ending.DEAD, "mail", error=ErrorInfo("ValueError", "[bold]x[/nope]\x1b[2J\x07"))
@@ -64,12 +84,11 @@ def test_it_asks_and_takes_no(cli: Cli) -> None:
     assert [task["state"] for task in cli.ok("task", "list", "--json").objects] == ["pending"]
 
 
-def test_ctrl_c_at_the_question_changes_nothing(cli: Cli) -> None:
+def test_the_end_of_input_at_the_question_changes_nothing(cli: Cli) -> None:
     [id] = cli.submit("mail")
-    with terminal(cli, "task", "cancel", id) as shown:
-        shown.until("[y/N]")
-        shown.process.send_signal(signal.SIGINT)
+    with terminal(cli, "task", "cancel", id, answer="\x04") as shown:
         assert shown.end() == 130
+        assert "taskmill: interrupted" in shown.screen
     assert [task["state"] for task in cli.ok("task", "list", "--json").objects] == ["pending"]
 
 

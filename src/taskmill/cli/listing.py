@@ -71,6 +71,7 @@ def watch_tasks(where: Place, which: Filter, limit: int | None, *, as_json: bool
     """The newest that match, drawn anew every second."""
 
     async def look(operations: Operations) -> RenderableType:
+        await operations.check_names(which)
         page = await operations.list(which, n=limit or 20)
         return drawn(TASK_COLUMNS, map(task_row, page.tasks), title=_now())
 

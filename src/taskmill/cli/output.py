@@ -37,7 +37,9 @@ _STYLES = {
     "scheduled": "blue",
     "waiting": "blue",
 }
-_FIXED = frozenset({"id", "task", "worker"})
+_GIVES_WAY = ("note", "error", "info", "value", "origin", "types", "limits", "cron", "type", "queue", "queues")
+_LEFT_OUT = ("created", "joined", "attempts", "timezone", "last fired", "note", "info", "oldest", "queue", "workers")
+_LEAST = 8
 _UNSEEN = re.compile(r"[\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 
@@ -108,18 +110,46 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
 
 
 def drawn(columns: Sequence[str], rows: Iterable[Row], title: str | None = None) -> RenderableType:
-    """The table as rich draws it. An id is never shortened: it is there to be copied."""
-    from rich import box
+    """The table as rich draws it, without columns in which nothing stands. An id is never shortened: it is there to be copied."""
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    for column in columns:
-        table.add_column(Text(column), no_wrap=True, overflow="fold" if column in _FIXED else "ellipsis", min_width=36 if column == "id" else None)
-    for row in rows:
-        texts = [clean(value) for value in row]
-        table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in texts))
+    texts = [[clean(value) for value in row] for row in rows]
+    filled = [place for place in range(len(columns)) if not texts or any(row[place] for row in texts)]
+    lengths = {columns[place]: max(len(columns[place]), *(Text(row[place]).cell_len for row in texts), 0) for place in filled}
+    widths = _narrowed(lengths, Console().width)
+    shown = [place for place in filled if columns[place] in widths]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left", header_style="bold underline")
+    for column, width in widths.items():
+        table.add_column(Text(column), no_wrap=True, overflow="ellipsis", width=width)
+    for row in texts:
+        table.add_row(*(Text(row[place], style=_STYLES.get(row[place], "")) for place in shown))
     return table
+
+
+def _narrowed(widths: Mapping[str, int], room: int) -> dict[str, int]:
+    """Widths that fit: prose gives way first, then whole columns that other commands show too; what is copied stays."""
+    left = dict(widths)
+    found = _squeezed(left, room)
+    for column in _LEFT_OUT:
+        if _over(found, room) <= 0:
+            break
+        left.pop(column, None)
+        found = _squeezed(left, room)
+    return found
+
+
+def _squeezed(widths: Mapping[str, int], room: int) -> dict[str, int]:
+    found = dict(widths)
+    for column in _GIVES_WAY:
+        if column in found:
+            found[column] = max(min(found[column], _LEAST), found[column] - max(_over(found, room), 0))
+    return found
+
+
+def _over(widths: Mapping[str, int], room: int) -> int:
+    return sum(widths.values()) + 2 * (len(widths) - 1) - room
 
 
 def _print_drawn(what: RenderableType) -> None:

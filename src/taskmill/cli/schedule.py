@@ -14,6 +14,7 @@ from taskmill.cli.store import place, run
 from taskmill.cli.views import SCHEDULE_COLUMNS, schedule_data, schedule_row, submitted_data
 from taskmill.clock import rfc3339
 from taskmill.cron import Cron, Misfire, Overlap
+from taskmill.errors import Conflict
 from taskmill.operations import Operations
 from taskmill.schedule import Schedule
 from taskmill.task import Priority
@@ -189,7 +190,8 @@ def delete(url: str | None, names: tuple[str, ...], yes: bool, dry_run: bool) ->
 
     async def look(operations: Operations) -> None:
         for name in names:
-            await operations.schedule(name)
+            if not (await operations.schedule(name)).operator:
+                raise Conflict(f"{name} is declared by code", code="declared", field="NAME", hint="`taskmill schedule pause` keeps it from firing")
 
     async def act(operations: Operations) -> None:
         for name in names:

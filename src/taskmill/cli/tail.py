@@ -9,7 +9,7 @@ import click
 from taskmill.cli.output import clean, note, on_terminal, print_json
 from taskmill.cli.views import event_data
 from taskmill.clock import rfc3339
-from taskmill.engine import Stream
+from taskmill.engine import Filter, Stream
 from taskmill.errors import Expired, NotFound
 from taskmill.events import ENDED, Event, Kind
 from taskmill.operations import Operations
@@ -35,6 +35,7 @@ async def follow(operations: Operations, events: Stream[Event], wanted: Wanted, 
     if wanted.ids and not open_ids:
         note("all of these tasks have ended")
         return
+    await _hint(operations, wanted)
     note("following; Ctrl-C ends it")
     known: dict[str, tuple[object, object]] = {}
     async for event in events:
@@ -46,6 +47,14 @@ async def follow(operations: Operations, events: Stream[Event], wanted: Wanted, 
             open_ids.discard(event.subject)
         if wanted.ids and not open_ids:
             return
+
+
+async def _hint(operations: Operations, wanted: Wanted) -> None:
+    """A name that nobody knows may still come, or is a slip."""
+    try:
+        await operations.check_names(Filter(types=frozenset(wanted.types), queues=frozenset(wanted.queues)))
+    except NotFound as error:
+        note(str(error))
 
 
 async def _has_ended(operations: Operations, id: str) -> bool:

@@ -9,7 +9,7 @@ import click
 from taskmill.cli import tail as live
 from taskmill.cli.changing import Change, change, chosen
 from taskmill.cli.ending import end_of
-from taskmill.cli.filters import DURATION, filters
+from taskmill.cli.filters import DURATION, NAME, filters
 from taskmill.cli.groups import NounGroup
 from taskmill.cli.listing import limit, list_tasks, watch, watch_tasks
 from taskmill.cli.options import as_json, confirmed, example, url
@@ -147,8 +147,8 @@ def wait(url: str | None, ids: tuple[str, ...], timeout: int | None, as_json: bo
 @example("taskmill task tail", "taskmill task tail --queue mail --json", "taskmill task tail 018f3c9e-5d7a-7b64-9d2c-0f6a1b2c3d4e")
 @task.command()
 @_ids
-@click.option("--type", "types", multiple=True, help="Of this type; more than one may be named.")
-@click.option("--queue", "queues", multiple=True, help="In this queue; more than one may be named.")
+@click.option("--type", "types", type=NAME, multiple=True, help="Of this type; more than one may be named.")
+@click.option("--queue", "queues", type=NAME, multiple=True, help="In this queue; more than one may be named.")
 @url
 @as_json
 def tail(url: str | None, ids: tuple[str, ...], types: tuple[str, ...], queues: tuple[str, ...], as_json: bool) -> None:

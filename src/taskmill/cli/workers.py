@@ -79,8 +79,11 @@ def stop(url: str | None, ids: tuple[str, ...], everybody: bool, yes: bool, dry_
     """Let workers finish or release what they run, and end."""
     where = place(url)
     found = run(where, lambda operations: _chosen(operations, ids, everybody))
-    names = ", ".join(worker.id for worker in found) or "no worker"
-    if dry_run or not found:
+    names = ", ".join(worker.id for worker in found)
+    if not found:
+        click.echo("no worker is alive")
+        return 0
+    if dry_run:
         click.echo(f"{names} would be stopped, with {many(sum(worker.running for worker in found))} running")
         return 0
     if not agreed(yes, f"stop {names}, with {many(sum(worker.running for worker in found))} running?"):

@@ -27,7 +27,52 @@ EXAMPLES = {
         "anna gets: reminder; it is completed.",
         "2 cancelled, 22 completed.",
     ],
+    "quickstart.py": ["result: sent to 42", "at first: scheduled", "many: [0, 2, 4, 6, 8]", "by name: 3"],
+    "retries.py": [
+        "flaky: worked in attempt 3",
+        "hopeless: the task is dead: ValueError: wrong again",
+        "no_such_user: the task is dead: failed: there is no user 7",
+        "refused: the task is dead: PermissionError: not yours",
+        "polite: let in",
+        "attempt 1: snoozed",
+        "run again by hand: 1 task; it ends as dead",
+    ],
+    "schedules.py": ["morning_report: 0 9 * * MON-FRI (Europe/Paris)", "paused: ['tick']"],
+    "limits.py": [
+        "7 messages at 3/s took more than 2 s: True",
+        "6 conversions, at most at once: 2",
+        "mailboxes of ada, at most at once: 1",
+        "a second newsletter: rate_limited",
+    ],
+    "idempotency.py": [
+        "the same key twice gives one task: True",
+        "the same key with another payload: conflict",
+        "one live report for each region: True True",
+        "or the newest wins: report of north",
+    ],
+    "edges.py": [
+        "all three: 600 words on 3 pages (completed, completed, completed)",
+        "one is dead, by default its report is: cancelled",
+        "who ignores that gets: 100 words on 2 pages (completed, dead)",
+        "a tree: 1000 words on 4 pages (completed, completed, completed, completed)",
+    ],
+    "transactions.py": ["order 2 is rolled back: an order has a price", "orders: [1]", "tasks: 1; invoice of order 1 is sent"],
+    "progress.py": ["pack was done in attempt 1", "drive was done in attempt 1", "unpack is done in attempt 2", "progress: 100%, unpack is done"],
+    "sync_callers.py": ["result: cat.png.small", "many: ['0.png.small', '1.png.small', '2.png.small']", "with options: dog.png.small"],
+    "isolated.py": [
+        "3245 primes, counted in a process of its own: True",
+        "endless: the task is dead: timeout: it took longer than its 500ms",
+        "falls: the task is dead: poison: its worker died 1 times: its process ended with exit code 3",
+        "the worker is the same: True",
+    ],
+    "arguments.py": [
+        "result: Receipt(total=Decimal('100.00'), city='Lyon', day=datetime.date(2030, 1, 31))",
+        "refused at once: items[0]",
+        "a wrong payload from elsewhere: invalid_arguments, dead after 1 attempt",
+    ],
+    "lifespan.py": ["lamp: 1990", "used: [1, 2, 3]", "this process has made nothing: {}", "closed"],
 }
+HELPERS = {"running.py"}
 
 
 def run(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -38,7 +83,12 @@ def run(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess
 
 
 def test_every_example_is_tried() -> None:
-    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES) | HELPERS
+
+
+def test_every_example_is_in_the_table_of_its_folder() -> None:
+    page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert [name for name in EXAMPLES if f"[{name}]({name})" not in page] == []
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

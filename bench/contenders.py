@@ -30,6 +30,7 @@ __all__ = [
     "Contender",
     "Drained",
     "Place",
+    "Waits",
     "ask",
     "available",
     "drained",
@@ -85,6 +86,13 @@ class Drained(NamedTuple):
     cpu: float
 
 
+class Waits(NamedTuple):
+    """In milliseconds: from before each submit to its start, and how long the submit itself took."""
+
+    starts: list[float]
+    submits: list[float]
+
+
 @contextmanager
 def place(plan: Plan) -> Iterator[Place]:
     """The counter lies in memory where the system has such a place: it must not wait for the disk that is measured."""
@@ -132,12 +140,12 @@ def drained(contender: Contender, processes: int, n: int, plan: Plan) -> Drained
     return Drained((n - 1) * 1e9 / (ended - reading.first), used * 1e6 / max(1, n - some))
 
 
-def late(contender: Contender, n: int, seconds: float, plan: Plan) -> list[float]:
-    """Milliseconds from a submit in a process of its own to the start on a worker that has nothing else to do."""
+def late(contender: Contender, n: int, seconds: float, plan: Plan) -> Waits:
+    """From a submit in a process of its own to the start on a worker that has nothing else to do."""
     with place(plan) as at, working(contender, 1, at) as group:
-        answer: list[float] = ask(contender, at, "late", str(n), str(seconds))["milliseconds"]
-        assert answer, f"{contender.name}: no task was started: {group.words()}"
-        return answer
+        answer = ask(contender, at, "late", str(n), str(seconds))
+        assert answer["milliseconds"], f"{contender.name}: no task was started: {group.words()}"
+        return Waits(answer["milliseconds"], answer["submits"])
 
 
 def working(contender: Contender, processes: int, at: Place) -> Group:

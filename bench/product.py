@@ -19,7 +19,7 @@ EPILOG = """
 sections:
   idle        CPU and memory of a worker that has nothing to do, all its processes together
   start       `taskmill version` and `import taskmill`, medians
-  memory      the worker's memory after 100,000 tasks (at scale 1), and after the first tenth of them
+  memory      the worker's memory after 100,000 tasks (at scale 1) beside after the first tenth of them
 
 examples:
   python bench/product.py --quick

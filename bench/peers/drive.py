@@ -74,13 +74,16 @@ def late(side: Side, n: str, seconds: str) -> dict[str, Any]:
     """The pause between two is of a length by chance, so that no poll falls into step with it; the first one only shows that the worker is there."""
     memory = counter.attach(Path(os.environ[counter.COUNTER]))
     sent, end = 0, time.monotonic() + float(seconds)
+    submits: list[float] = []
     while sent <= int(n) and (sent < 2 or time.monotonic() < end):
-        side.late(time.monotonic_ns())
+        began = time.monotonic_ns()
+        side.late(began)
+        submits.append((time.monotonic_ns() - began) / 1e6)
         sent += 1
         if not _started(memory, sent):
             break
         time.sleep(random.uniform(0.005, 0.03))
-    return {"milliseconds": counter.latencies(memory, sent)[1:]}
+    return {"milliseconds": counter.latencies(memory, sent)[1:], "submits": submits[1:]}
 
 
 def _started(memory: Any, n: int) -> bool:

@@ -42,7 +42,7 @@ noop = asynchronous if variant() == "async def" else plain
 
 
 class Taskmill(Side):
-    packages = ("taskmill", "apsw")
+    packages = ("taskmill",)
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench import drain, latency, memory, submit
-from bench.contenders import HUEY, LOCAL, PEERS, TASKMILL, TASKMILL_ASYNC, Contender, Drained
+from bench.contenders import HUEY, LOCAL, PEERS, TASKMILL, TASKMILL_ASYNC, Contender, Drained, Waits
 from bench.group import Group
 from bench.peers import counter, environments
 from bench.report import Figure, each, over_best
@@ -151,16 +151,17 @@ def test_without_any_peer_the_rest_is_still_there() -> None:
 
 
 def test_a_median_of_all_rounds_is_judged_for_taskmill_alone() -> None:
-    own, peer = latency.figures(WORDS, {TASKMILL: [[1.0, 2.0, 9.0], [4.0, 4.0, 4.0]], HUEY[0]: [[12.0]]})
+    own, peer = latency.figures(WORDS, {TASKMILL: [Waits([1.0, 2.0, 9.0], [0.5]), Waits([4.0, 4.0, 4.0], [0.5])], HUEY[0]: [Waits([12.0], [0.1])]})
     assert (own.value, own.met, list(own.rounds)) == (4.0, False, [2.0, 4.0])
-    assert "p99 9.0 ms, 6 tasks" in own.how
+    assert "p99 9.0 ms, 6 tasks, the submit itself 0.5 ms" in own.how
     assert peer.met is None
 
 
-@pytest.mark.parametrize(("held", "ratio", "flat"), [([100, 90, 105], 1.05, True), ([100, 150, 105], 1.5, False)], ids=["flat", "a peak"])
-def test_memory_is_judged_by_its_peak(held: list[int], ratio: float, flat: bool) -> None:
+@pytest.mark.parametrize(("held", "ratio", "flat"), [([100, 150, 105], 1.05, True), ([100, 110, 120], 1.2, False)], ids=["a peak", "growing"])
+def test_memory_is_judged_by_what_is_there_at_the_end(held: list[int], ratio: float, flat: bool) -> None:
     [figure] = memory.growth(held, 10)
     assert (figure.value, figure.met) == (ratio, flat)
+    assert list(figure.rounds) == [one / 100 for one in held[1:]]
 
 
 # Programs and environments

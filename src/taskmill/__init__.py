@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from taskmill.task import Priority, State, Unique
     from taskmill.tasks import Call, Tasks, TaskType
 
+__version__ = "0.1.0.dev0"
+
 __all__ = [
     "App",
     "Call",

@@ -1,7 +1,7 @@
 """Settings: arguments, then the environment (`TASKMILL_*`), then `taskmill.toml`, then the defaults; and the URL that names the engine.
 
 `Settings` below is the one table: each line is a setting with its default, and its `Setting` says kind, bounds and meaning. The reference
-page, `taskmill config` and the messages here are made from it (`reference`). Nothing is read at import: `load` is given what it may read.
+page, `taskmill config show` and the messages here are made from it (`reference`). Nothing is read at import: `load` is given what it may read.
 
 What is unknown is refused, never skipped, because a misspelt setting that is silently ignored shows only in production. The refusal
 names the variable, or the file and line, and the nearest name. Secrets are held in `Secret`, which prints as `***` (a URL: all of it but
@@ -312,7 +312,7 @@ def _known(source: dict[str, _Given], sources: Iterable[dict[str, _Given]]) -> d
         near = get_close_matches(name.lower().removeprefix("taskmill_"), _TABLE, 1)
         shown = f"TASKMILL_{near[0].upper()}" if near and given.rank == _ENVIRONMENT else near[0] if near else ""
         given.refuse(
-            "unknown_setting", f"there is no setting {given.field[:80]}", f"did you mean {shown}?" if shown else "`taskmill config` lists all settings"
+            "unknown_setting", f"there is no setting {given.field[:80]}", f"did you mean {shown}?" if shown else "`taskmill config show` lists all settings"
         )
     return source
 

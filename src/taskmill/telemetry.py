@@ -17,11 +17,11 @@ import platform
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from msgspec import Struct
 
+from taskmill import __version__
 from taskmill.clock import SECOND, Clock, SystemClock
 from taskmill.engine import (
     DEFAULT_RETENTION,
@@ -308,7 +308,7 @@ class Metrics:
 
     def _own(self) -> Iterator[Sample]:
         engine = "" if self._engine is None else self._engine.features.name
-        yield "taskqueue_build_info", (metadata.version("taskmill"), platform.python_version(), engine), 1
+        yield "taskqueue_build_info", (__version__, platform.python_version(), engine), 1
         now = self._clock.monotonic()
         for role, since in self._led.items():
             leading = since is not None and now - since < self.term

@@ -30,9 +30,10 @@ _SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv", "build", "di
 @click.command()
 @serving_options
 def dev(target: str, **options: Any) -> int:
-    """Run an app as `taskmill up` does, and again whenever one of its .py files or taskmill.toml changes.
+    """Run an app, and again whenever its files change.
 
-    Watched is the folder of the app and all below it. A change that does not import is reported, and the next one is waited for.
+    It runs as with `taskmill up`. Watched are the .py files and taskmill.toml in the folder of the app and below.
+    A change that does not import is reported, and the next one is waited for.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

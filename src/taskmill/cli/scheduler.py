@@ -21,9 +21,10 @@ __all__ = ["scheduler"]
 @click.command()
 @url
 def scheduler(url: str | None) -> int:
-    """Recover lost tasks, fire schedules, prune, and deliver the outbox.
+    """Look after a store without running tasks.
 
-    Every worker does this too, unless started with --no-maintenance. Any number may run: recovery needs no leader, and of the rest one leads at a time.
+    It recovers lost tasks, fires schedules, prunes and delivers the outbox. Every worker does this too, unless started with --no-maintenance.
+    Any number may run: recovery needs no leader, and of the rest one leads at a time.
     """
     from taskmill.worker import logs
 

@@ -19,9 +19,9 @@ __all__ = ["up"]
 @click.command()
 @serving_options
 def up(**options: Any) -> int:
-    """Run an app: its workers, its schedules and all upkeep, under one supervisor.
+    """Run an app: its workers, its schedules and all upkeep.
 
-    It is `taskmill worker` that says where it stands. With --port it serves /livez, /readyz and /metrics.
+    One supervisor runs it all. It is `taskmill worker` that says where it stands. With --port it serves /livez, /readyz and /metrics.
     """
     return serve(began=_say, **options)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
-from importlib import metadata
 
 import click
 
+from taskmill import __version__
 from taskmill.cli.options import as_json, example
 
 __all__ = ["version"]
@@ -18,5 +18,5 @@ __all__ = ["version"]
 @as_json
 def version(as_json: bool) -> None:
     """Show the version of Taskmill and of Python."""
-    taskmill, python = metadata.version("taskmill"), platform.python_version()
-    click.echo(json.dumps({"taskmill": taskmill, "python": python}) if as_json else f"taskmill {taskmill} (Python {python})")
+    python = platform.python_version()
+    click.echo(json.dumps({"taskmill": __version__, "python": python}) if as_json else f"taskmill {__version__} (Python {python})")

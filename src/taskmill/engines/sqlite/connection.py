@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import apsw
@@ -115,10 +116,22 @@ def connect(path: Path, *, durability: Durability, busy_timeout: int, vfs: str |
         # Without it the planner looks at bound values, and a statement with LIMIT ? is prepared anew at every call.
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         for pragma in _pragmas(durability, read_only):
-            connection.execute(f"PRAGMA {pragma}").fetchall()
+            _set(connection, pragma, _patience(busy_timeout))
     except apsw.Error as error:
         raise translate(error, str(path)) from None
     return connection
+
+
+def _set(connection: Database, pragma: str, wait: Callable[[int], bool]) -> None:
+    """A file that is being made, or made a WAL one, answers busy without asking the busy handler; that passes."""
+    for calls in count():
+        try:
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+        except apsw.BusyError:
+            if not wait(calls):
+                raise
+        else:
+            return
 
 
 def _pragmas(durability: Durability, read_only: bool) -> list[str]:

@@ -62,6 +62,8 @@ class Binding:
 
     def payload(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bytes:
         """The JSON to submit for a call with these arguments; what was left to its default is left out."""
+        if not args and not kwargs and not self._required:
+            return b"{}"
         plain = not kwargs and not self._keywords and len(args) == len(self._names)
         values = dict(zip(self._names, args, strict=True)) if plain else self._bound(args, kwargs)
         try:

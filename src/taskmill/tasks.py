@@ -68,7 +68,10 @@ class Call(Generic[R]):
 
     def new(self, id: str | None = None, now: int | None = None) -> NewTask:
         """A new task of this call; `id` and `now` are for calls that do not fix their id, or expire after a time."""
-        fields = dict(self.fields)
+        fields = self.fields
+        if id is not None and "id" not in fields and self.expires is None:
+            return NewTask(type=self.type, payload=self.payload, id=id, **fields)
+        fields = dict(fields)
         if id is not None:
             fields.setdefault("id", id)
         if self.expires is not None:
@@ -150,25 +153,25 @@ class TaskType(Generic[P, R, C]):
 class Options(Generic[P, R]):
     """A task type with options for its next submits."""
 
-    __slots__ = ("_type", "_wanted")
+    __slots__ = ("task_type", "wanted")
 
     def __init__(self, type: TaskType[P, R, Any], wanted: Wanted) -> None:
-        self._type = type
-        self._wanted = wanted
+        self.task_type = type
+        self.wanted = wanted
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Handle[R]]:
         """Submit it with these options."""
-        check_loop(f"{self._type.name}.options(…).submit()")
-        return self._type.app.submit_call(self.call(*args, **kwargs))
+        check_loop(f"{self.task_type.name}.options(…).submit()")
+        return self.task_type.app.submit_call(self.call(*args, **kwargs))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The same as a value."""
-        return self._type.call(*args, **kwargs).wanting(self._wanted)
+        return self.task_type.call(*args, **kwargs).wanting(self.wanted)
 
     @property
     def sync(self) -> SyncTask[P, R]:
         """For callers without an event loop."""
-        return SyncTask(f"{self._type.name}.options(…)", self.call, lambda: self._type.app)
+        return SyncTask(f"{self.task_type.name}.options(…)", self.call, lambda: self.task_type.app)
 
 
 # Declaring

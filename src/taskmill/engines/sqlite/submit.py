@@ -56,6 +56,7 @@ class Draft(msgspec.Struct):
     lane: int = 0
     state: int = PENDING
     ready_at: int = 0
+    run_at: int = 0
     flags: int = 0
     error: ErrorInfo | None = None
 
@@ -112,10 +113,13 @@ class _Batch:
                 firsts.setdefault(draft.resolved.new.id, draft)
             self.drafts = [draft for draft in self.drafts if not self._is_known(draft, firsts[draft.resolved.new.id])]
         self.drafts = [draft for draft in self.drafts if not self._is_held(draft)]
-        self._refuse_unknown_edges()
+        linked = any(draft.resolved.new.edges or draft.resolved.new.parent for draft in self.drafts)
+        if linked:
+            self._refuse_unknown_edges()
         self._place()
         self._insert()
-        self._link()
+        if linked:
+            self._link()
         lanes.refresh(self.step, self.stirred, left=self.replaced)
         self.moves.settle()
 
@@ -127,7 +131,8 @@ class _Batch:
         for place, new in enumerate(self.tasks):
             try:
                 resolved = resolve(new, types.get(new.type))
-                self._check_limits(resolved)
+                if resolved.limits:
+                    self._check_limits(resolved)
             except TaskmillError as error:
                 self._answer(place, Status.REFUSED, new.id, error)
             else:
@@ -239,9 +244,6 @@ class _Batch:
 
     def _refuse_unknown_edges(self) -> None:
         """A task that waits for one that does not exist, or for one that waits for it, is refused, and so is what waits for it."""
-        linked = [draft for draft in self.drafts if draft.resolved.new.edges or draft.resolved.new.parent]
-        if not linked:
-            return
         refused = True
         while refused:
             present = {draft.resolved.new.id for draft in self.drafts}
@@ -308,7 +310,7 @@ class _Batch:
             resolved = draft.resolved
             step.seq += 1
             draft.seq = step.seq
-            draft.state, draft.ready_at, _ = self._time(resolved.new)
+            draft.state, draft.ready_at, draft.run_at = self._time(resolved.new)
             limits = resolved.limits
             if limits and resolved.on_limit is OnLimit.REJECT:
                 self._count_or_reject(draft)
@@ -360,23 +362,28 @@ class _Batch:
                     finished,
                 )
             )
-            run_at = self._time(new)[2]
-            bodies.append((draft.seq, new.payload, encode_retry(resolved.retry), resolved.timeout, resolved.max_crashes, run_at, encode_meta(resolved)))
+            bodies.append((draft.seq, new.payload, encode_retry(resolved.retry), resolved.timeout, resolved.max_crashes, draft.run_at, encode_meta(resolved)))
         step.db.executemany(queries.add_task, tasks)
         step.db.executemany(queries.add_body, bodies)
         for draft in self.drafts:
-            self._inserted(draft)
+            new = draft.resolved.new
+            if draft.error is None:
+                self._answer(draft.place, Status.CREATED, new.id)
+            if draft.error is not None or draft.flags or new.tags or new.expires_at is not None:
+                self._add_parts(draft)
+            if step.listening:
+                step.event(Kind.SUBMITTED if draft.error is None else Kind.DEAD, new.id, 1, {"type": new.type, "queue": draft.resolved.queue})
 
-    def _inserted(self, draft: Draft) -> None:
+    def _add_parts(self, draft: Draft) -> None:
+        """What few tasks have beside their two rows."""
         new, db = draft.resolved.new, self.step.db
-        if draft.error is None:
-            self._answer(draft.place, Status.CREATED, new.id)
-        else:
+        if draft.error is not None:
             self._answer(draft.place, Status.REJECTED, new.id, RateLimited(draft.error.message, hint="submit it later, or let it wait with on_limit=delay"))
             db.execute(queries.add_ending, (draft.seq, encode_error(draft.error)))
-            self.step.owe("ended", new.id, {"id": new.id, "type": new.type, "queue": draft.resolved.queue, "state": "dead", "version": 1})
-            self.step.owe("dead", new.id, {"id": new.id, "type": new.type, "queue": draft.resolved.queue, "state": "dead", "version": 1})
-        if draft.flags & ORDERED and draft.error is None:
+            ended = {"id": new.id, "type": new.type, "queue": draft.resolved.queue, "state": "dead", "version": 1}
+            self.step.owe("ended", new.id, ended)
+            self.step.owe("dead", new.id, ended)
+        elif draft.flags & ORDERED:
             db.execute(queries.add_ordered, (draft.lane, draft.seq))
         if new.expires_at is not None:
             db.execute(queries.add_expiry, (new.expires_at, draft.seq))
@@ -384,7 +391,6 @@ class _Batch:
             db.executemany(queries.add_tag, [(name, value, draft.seq) for name, value in new.tags.items()])
         if draft.flags & (UNIQUE_STARTED | UNIQUE_ENDED) and draft.resolved.unique is not None:
             db.execute(queries.hold, (new.tenant, new.type, draft.resolved.unique.key, draft.seq))
-        self.step.event(Kind.SUBMITTED if draft.error is None else Kind.DEAD, new.id, 1, {"type": new.type, "queue": draft.resolved.queue})
 
     def _link(self) -> None:
         """Edges, once all rows are there: those of ended tasks fall at once."""

@@ -106,7 +106,8 @@ class Executor:
         self._kill_after = kill_after
         self._loop = asyncio.get_running_loop()
         self._on_loop, self._in_threads, self._alone = Line(), Line(), Line()
-        self._busy = {self._on_loop: 0, self._in_threads: 0, self._alone: 0}
+        self._coming = {self._on_loop: 0, self._alone: 0}
+        """Slots that have not taken their first task yet."""
         self._threads = Threads(self._on_thread, self._collect, self._loop)
         self._slots: set[asyncio.Task[None]] = set()
         self.held: dict[int, Running] = {}
@@ -139,30 +140,34 @@ class Executor:
 
     @property
     def waiting(self) -> int:
-        """How many have no slot yet."""
-        return len(self._on_loop) + len(self._in_threads) + len(self._alone)
+        """How many have no slot yet, nor one on its way: the claimer is not told when a slot arrives, so it must not wait for that."""
+        there = len(self._on_loop) + len(self._in_threads) + len(self._alone)
+        return max(0, there - self._coming[self._on_loop] - self._coming[self._alone] - self._threads.coming)
 
     def _fill(self) -> None:
         """A slot for each task that waits, as long as there are any."""
         while self.free > 0 and (line := self._next_line()) is not None:
             self.free -= 1
-            self._busy[line] += 1
             if line is self._in_threads:
                 self._threads.wake()
             else:
+                self._coming[line] += 1
                 slot = self._loop.create_task(self._on_slot() if line is self._on_loop else self._on_process())
                 self._slots.add(slot)
                 slot.add_done_callback(self._slots.discard)
         self._room()
 
     def _next_line(self) -> Line | None:
-        """The line that has more tasks than slots and whose first task comes first: by priority, then by age."""
-        lines = [line for line, busy in self._busy.items() if len(line) > busy]
+        """The line that has more tasks than slots on their way to it, and whose first task comes first: by priority, then by age.
+
+        Slots that run a handler do not count: nobody knows how long it takes, and a task that waited for it could begin elsewhere.
+        """
+        on_their_way = {**self._coming, self._in_threads: self._threads.coming}
+        lines = [line for line, coming in on_their_way.items() if len(line) > coming]
         return max(lines, key=Line.head) if lines else None
 
-    def _give_back(self, line: Line) -> None:
+    def _give_back(self) -> None:
         self.free += 1
-        self._busy[line] -= 1
         self._fill()
 
     # Running
@@ -192,6 +197,7 @@ class Executor:
         assert mine is not None
         fresh = copy_context()
         line = self._on_loop
+        self._coming[line] -= 1
         until = self._now() + SLICE
         while (running := line.take()) is not None:
             running.task = mine
@@ -205,32 +211,36 @@ class Executor:
                     break
                 await asyncio.sleep(0)
                 until = self._now() + SLICE
-        self._give_back(line)
+        self._give_back()
 
     async def _on_process(self) -> None:
         """A slot in a process: one task, since it may be asked to end by cancelling this coroutine."""
+        self._coming[self._alone] -= 1
         running = self._alone.take()
         if running is not None:
             running.task = asyncio.current_task()
             if self._begin(running):
                 self._ended(running, await self._isolation.attempt(running))
-        self._give_back(self._alone)
+        self._give_back()
 
-    def _on_thread(self, done: Callable[[Running, Outcome], None]) -> None:
+    def _on_thread(self, arrived: Callable[[], None], done: Callable[[Running, Outcome], None]) -> None:
         """A slot in a thread."""
         until = self._now() + THREAD_SLICE
-        while (running := self._in_threads.take()) is not None:
+        running = self._in_threads.take()
+        arrived()
+        while running is not None:
             if self._begin(running):
                 done(running, attempt_sync(self._app, running))
             if self._now() >= until:
                 return
+            running = self._in_threads.take()
 
     def _collect(self, ended: list[tuple[Running, Outcome]], slots: int) -> None:
         """On the loop again: what the threads have done, and slots they gave back."""
         for running, outcome in ended:
             self._ended(running, outcome)
         for _ in range(slots):
-            self._give_back(self._in_threads)
+            self._give_back()
 
     def _ended(self, running: Running, outcome: Outcome) -> int:
         """Count it and give it to the finisher; what time it is now."""
@@ -320,7 +330,7 @@ class Threads:
 
     def __init__(
         self,
-        work: Callable[[Callable[[Running, Outcome], None]], None],
+        work: Callable[[Callable[[], None], Callable[[Running, Outcome], None]], None],
         collect: Callable[[list[tuple[Running, Outcome]], int], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -331,10 +341,18 @@ class Threads:
         self._done: deque[tuple[Running, Outcome] | None] = deque()
         self._told = False
         self._started = 0
+        self._woken = 0
+        self._arrived: deque[None] = deque()
         self.awake = 0
+
+    @property
+    def coming(self) -> int:
+        """Slots whose thread has not yet looked for a task."""
+        return self._woken - len(self._arrived)
 
     def wake(self) -> None:
         """One more slot for a thread."""
+        self._woken += 1
         self.awake += 1
         if self.awake > self._started:
             self._started += 1
@@ -344,9 +362,12 @@ class Threads:
     def _run(self) -> None:
         while True:
             self._slots.get()
-            self._work(self._tell)
+            self._work(self._arrive, self._tell)
             self._done.append(None)
             self._tell_loop()
+
+    def _arrive(self) -> None:
+        self._arrived.append(None)
 
     def _tell(self, running: Running, outcome: Outcome) -> None:
         self._done.append((running, outcome))
@@ -360,6 +381,9 @@ class Threads:
 
     def _look(self) -> None:
         self._told = False  # before reading: what is appended after it is told anew
+        for _ in range(len(self._arrived)):
+            self._arrived.popleft()
+            self._woken -= 1
         done = [self._done.popleft() for _ in range(len(self._done))]
         ended = [one for one in done if one is not None]
         slots = len(done) - len(ended)

@@ -63,6 +63,7 @@ class App(Tasks):
         self.door = Door()
         self._clock = clock
         self._loaded: Loaded | None = None
+        self._instead: Callable[[], Awaitable[Engine]] | None = None
         self._starting: list[Callable[..., object]] = []
         self._stopping: list[Callable[..., object]] = []
         self._guard = threading.Lock()
@@ -160,6 +161,16 @@ class App(Tasks):
         self.home = asyncio.get_running_loop()
         self._take(engine)
 
+    def stand_in(self, clock: Clock, connect: Callable[[], Awaitable[Engine]]) -> Callable[[], None]:
+        """For tests: open what `connect` gives instead of the app's own store, and leave it open. The answer puts everything back as it was."""
+        before = dict(self.__dict__)
+        self._forget()
+        self.clock = self._clock = clock
+        self.state = SimpleNamespace(**vars(self.state))
+        self.door = Door()
+        self._instead = connect
+        return lambda: self.__dict__.update(before)
+
     def _take(self, engine: Engine) -> None:
         self._engine = engine
         self._operations = Operations(engine)
@@ -185,27 +196,31 @@ class App(Tasks):
 
     def _leave_behind(self) -> None:
         """The loop of the first use does not run any more (a second `asyncio.run`): the store is opened anew on this one."""
-        if self._engine is not None and not self._owned:
+        if self._engine is not None and not self._owned and self._instead is None:
             raise AppError("the engine that the app was given belongs to a loop that does not run", code="closed", hint="give it another: app.use(engine)")
-        former = self._engine
+        former = self._engine if self._owned else None
         self._forget()
         self._former = former
 
     async def _connect(self) -> None:
-        from taskmill import engines
-
         if self._former is not None:
             with suppress(Exception):  # its loop is gone: whatever of it cannot be closed from here ends with the process
                 await self._former.close()
             self._former = None
         try:
-            engine = engines.of_settings(self.settings, self.loaded.folder(self.folder), clock=self._clock)
-            await engine.open()
+            engine = await (self._instead or self._own_store)()
         except BaseException:
             self._forget()
             raise
-        self._owned = True
+        self._owned = self._instead is None
         self._take(engine)
+
+    async def _own_store(self) -> Engine:
+        from taskmill import engines
+
+        engine = engines.of_settings(self.settings, self.loaded.folder(self.folder), clock=self._clock)
+        await engine.open()
+        return engine
 
     async def close(self) -> None:
         """Finish what is under way and let the store go; the next use opens it again."""

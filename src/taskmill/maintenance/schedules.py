@@ -86,9 +86,10 @@ def firing(planned: Planned, now: int) -> Firing | None:
 class Schedules:
     """The leader's loop over all schedules."""
 
-    def __init__(self, engine: Engine, holder: str, *, beat: int = SECOND, outage: Outage | None = None) -> None:
+    def __init__(self, engine: Engine, holder: str, *, beat: int = SECOND, outage: Outage | None = None, read_every: int = READ_EVERY) -> None:
         self._engine = engine
         self._beat = beat
+        self._read_every = read_every
         self._planned: list[Planned] = []
         self._decoded: dict[str, tuple[bytes, Schedule | None]] = {}
         self._told: dict[str, int] = {}
@@ -106,8 +107,16 @@ class Schedules:
 
     async def once(self) -> int:
         """Fire what is due by the present clock, whatever was read before; how many tasks were made."""
+        self.forget()
+        return await self.fire_due()
+
+    def forget(self) -> None:
+        """What was read may have changed."""
         self._read_under = None
-        return await self._fire_due()
+
+    def due_at(self) -> int | None:
+        """The earliest time at which one of those fires that were read last."""
+        return min((planned.next_at for planned in self._planned if planned.next_at is not None), default=None)
 
     async def next_at(self) -> int | None:
         """The earliest time at which a schedule fires, whoever leads; one that nobody has seen yet is counted from now."""
@@ -116,17 +125,16 @@ class Schedules:
         return min((time for time in times if time is not None), default=None)
 
     async def _turn(self) -> int:
-        await self._fire_due()
+        await self.fire_due()
         clock = self._engine.clock
         wait = tick(clock, self._beat)
         if self.leader.term is not None:
-            for planned in self._planned:
-                if planned.next_at is not None:
-                    wait = min(wait, planned.next_at - clock.now())
+            due_at = self.due_at()
+            wait = wait if due_at is None else min(wait, due_at - clock.now())
         return max(wait, SHORTEST_SLEEP)
 
-    async def _fire_due(self) -> int:
-        """Tries again at once where a schedule was changed under its hands."""
+    async def fire_due(self) -> int:
+        """Fire what is due; how many tasks were made. Tries again at once where a schedule was changed under its hands."""
         made = 0
         for _ in range(TRIES):
             term = await self._lead()
@@ -152,7 +160,7 @@ class Schedules:
     async def _refresh(self, term: Term) -> None:
         """Under one term nobody else fires, so what was read a moment ago, and fired since by us, is still so."""
         now = self._engine.clock.monotonic()
-        if term != self._read_under or not 0 <= now - self._read_at < READ_EVERY:
+        if term != self._read_under or not 0 <= now - self._read_at < self._read_every:
             self._planned = await self._read()
             self._read_under, self._read_at = term, now
 

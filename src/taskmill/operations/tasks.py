@@ -118,7 +118,7 @@ async def wait(engine: Engine, ids: Sequence[str], timeout: int | None, *, every
     try:
         async with asyncio.timeout(None if timeout is None else timeout / SECOND):
             while (every or not ended) and (left := [id for id in ids if id not in ended]):
-                ended |= await engine.wait(left, HOUR)
+                ended |= await engine.wait(left, HOUR if timeout is None else min(timeout, HOUR))
     except TimeoutError:
         pass
     return ended

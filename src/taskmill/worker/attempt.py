@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taskmill.app import App
     from taskmill.tasks import TaskType
 
-__all__ = ["CANCELLED", "LEASE_LOST", "STOPPING", "TIMEOUT", "Running", "attempt_async", "attempt_sync", "ended", "failed", "unbegun"]
+__all__ = ["CANCELLED", "LEASE_LOST", "STOPPING", "TIMEOUT", "Running", "attempt_async", "attempt_sync", "ended", "failed", "no_copy", "unbegun"]
 
 CANCELLED = "cancelled"
 TIMEOUT = "timeout"
@@ -53,6 +53,10 @@ class Running(Run):
         self.declared = declared
         self.task: asyncio.Task[None] | None = None
 
+    def judge(self, error: BaseException) -> Outcome:
+        """What an exception of the handler means."""
+        return failed(self, error)
+
 
 async def attempt_async(app: App, running: Running) -> Outcome:
     """An attempt on the loop."""
@@ -64,7 +68,7 @@ async def attempt_async(app: App, running: Running) -> Outcome:
         value = await declared.function(*first, *arguments, **named)
         result = binding.result(value)
     except BaseException as error:
-        return failed(running, error)
+        return running.judge(error)
     return ended(running, Ending.COMPLETED, result=result)
 
 
@@ -78,7 +82,7 @@ def attempt_sync(app: App, running: Running) -> Outcome:
         value = declared.function(*first, *arguments, **named)
         result = binding.result(value)
     except BaseException as error:
-        return failed(running, error)
+        return running.judge(error)
     return ended(running, Ending.COMPLETED, result=result)
 
 
@@ -91,6 +95,11 @@ def ended(running: Running, ending: Ending, *, result: bytes | None = None, erro
         task=claimed.id, worker=claimed.worker, token=claimed.token, ending=ending, result=result, error=error, after=after,
         started_after=max(0, running.started - running.received),
     )  # fmt: skip
+
+
+def no_copy() -> None:
+    """This process was forked before its attempts began (a test in a process of its own), so it is no handler's copy."""
+    _forks.clear()
 
 
 def unbegun(running: Running, ending: Ending) -> Outcome:

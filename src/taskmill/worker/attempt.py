@@ -136,8 +136,8 @@ def failed(running: Running, error: BaseException, chance: Callable[[], float] =
 def _message(error: BaseException) -> str:
     try:
         text = str(error)
-    # The handler's own class may fail to write itself out.
-    except Exception:
+    # The handler's own class may fail to write itself out, or try to leave.
+    except BaseException:
         text = "(its text cannot be written)"
     return _storable(text, _MESSAGE_LENGTH)
 
@@ -147,7 +147,7 @@ def _traceback(error: BaseException) -> str:
     try:
         lines = traceback.format_exception(type(error), error, error.__traceback__ and error.__traceback__.tb_next, limit=-50)
     # Formatting calls the exception's own code, and reads source files that may be gone.
-    except Exception:
+    except BaseException:
         return ""
     text = "".join(lines)
     return _storable(text if len(text) <= _TRACEBACK_LENGTH else "…" + text[-_TRACEBACK_LENGTH:], _TRACEBACK_LENGTH + 1)

@@ -30,7 +30,7 @@ from taskmill.worker.claimer import Claimer
 from taskmill.worker.executor import TICK, Executor
 from taskmill.worker.finisher import Finisher
 from taskmill.worker.isolation import Runners
-from taskmill.worker.process import under
+from taskmill.worker.process import end_copies, under
 from taskmill.worker.settings import Start, StoreSettings
 from taskmill.worker.stats import Stats
 from taskmill.worker.watchdog import Watchdog
@@ -58,6 +58,7 @@ def main() -> None:
 
 
 async def _run(end: socket.socket, board_fd: int) -> int:
+    end_copies()
     channel = await Channel.open(end)
     message = await channel.hear()
     if message is None:
@@ -86,7 +87,7 @@ class Child:
         self._board = board
         self._engine: Engine = app.engine
         self._stats = Stats()
-        self._runners = Runners(start.target, settings.kill_after)
+        self._runners = Runners(start.target, settings.kill_after, start.log_level)
         self._finisher = Finisher(self._engine, board, self._told)
         self._executor = Executor(
             app, board, self._finisher.add, self._room, self._runners, self._engine.clock, self._stats,

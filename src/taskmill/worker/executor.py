@@ -18,7 +18,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,6 +26,7 @@ from taskmill.clock import MILLISECOND, SECOND, Clock
 from taskmill.engine import Claimed, Ending, Outcome
 from taskmill.worker.attempt import CANCELLED, LEASE_LOST, STOPPING, TIMEOUT, Running, attempt_async, attempt_sync, ended, unbegun
 from taskmill.worker.board import Board
+from taskmill.worker.process import keep_standard_streams
 from taskmill.worker.stats import Stats
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class Executor:
         """Slots that have not taken their first task yet."""
         self._threads = Threads(self._on_thread, self._collect, self._loop)
         self._slots: set[asyncio.Task[None]] = set()
+        self._context = copy_context()
         self.held: dict[int, Running] = {}
         self.suspects: set[str] = set()
         self.concurrency = concurrency
@@ -152,7 +154,8 @@ class Executor:
                 self._threads.wake()
             else:
                 self._coming[line] += 1
-                slot = self._loop.create_task(self._on_slot() if line is self._on_loop else self._on_process())
+                # Not in the context of the handler that made room for it.
+                slot = self._loop.create_task(self._on_slot() if line is self._on_loop else self._on_process(), context=self._context.copy())
                 self._slots.add(slot)
                 slot.add_done_callback(self._slots.discard)
         self._room()
@@ -167,6 +170,7 @@ class Executor:
         return max(lines, key=Line.head) if lines else None
 
     def _give_back(self) -> None:
+        keep_standard_streams()
         self.free += 1
         self._fill()
 
@@ -226,12 +230,13 @@ class Executor:
     def _on_thread(self, arrived: Callable[[], None], done: Callable[[Running, Outcome], None]) -> None:
         """A slot in a thread."""
         until = self._now() + THREAD_SLICE
+        fresh = copy_context()
         running = self._in_threads.take()
         arrived()
         while running is not None:
             if self._begin(running):
                 done(running, attempt_sync(self._app, running))
-            if self._now() >= until:
+            if self._now() >= until or copy_context() != fresh:
                 return
             running = self._in_threads.take()
 
@@ -362,7 +367,7 @@ class Threads:
     def _run(self) -> None:
         while True:
             self._slots.get()
-            self._work(self._arrive, self._tell)
+            Context().run(self._work, self._arrive, self._tell)  # what a handler leaves in its context is not for the next one
             self._done.append(None)
             self._tell_loop()
 

@@ -22,9 +22,10 @@ from taskmill.task import ErrorInfo
 from taskmill.worker.attempt import Running, ended, failed
 from taskmill.worker.channel import Channel, Message
 
-__all__ = ["Job", "Runners", "death"]
+__all__ = ["HandlerUnavailable", "Job", "Runners", "death"]
 
 MOST_IDLE = 4
+LAST_BREATH = 0.5
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
@@ -49,8 +50,9 @@ def _plain(value: object) -> object:
 class Runners:
     """The runners of one child."""
 
-    def __init__(self, target: str, kill_after: int) -> None:
+    def __init__(self, target: str, kill_after: int, log_level: str | None = None) -> None:
         self._target = target
+        self._log_level = log_level
         self._patience = min(SECOND, kill_after // 2) / SECOND
         self._idle: list[_Runner] = []
         self._all: set[_Runner] = set()
@@ -59,12 +61,14 @@ class Runners:
         """Run it to its end, whatever that is."""
         runner: _Runner | None = None
         try:
-            runner = self._idle.pop() if self._idle else await self._start()
+            runner = self._rested() or await self._start()
             outcome = await runner.attempt(running)
         except asyncio.CancelledError as asked:
             outcome = await self._ask(runner, running, asked)
         except _Died as died:
             outcome = ended(running, Ending.CRASHED, error=ErrorInfo("crashed", str(died)))
+        except HandlerUnavailable as error:
+            outcome = failed(running, error)
         if runner is not None:
             await self._put_back(runner)
         return outcome
@@ -77,8 +81,16 @@ class Runners:
             runner.kill()
         return failed(running, asked)
 
+    def _rested(self) -> _Runner | None:
+        """One that has run others before; what an earlier handler left in it may have ended it since, which is not this one's fault."""
+        while self._idle:
+            if (runner := self._idle.pop()).alive:
+                return runner
+            self._all.discard(runner)
+        return None
+
     async def _start(self) -> _Runner:
-        runner = await _Runner.start(self._target)
+        runner = await _Runner.start(self._target, self._log_level)
         self._all.add(runner)
         return runner
 
@@ -91,8 +103,11 @@ class Runners:
 
     async def close(self) -> None:
         for runner in self._all:
-            runner.kill()
             await runner.end()
+
+
+class HandlerUnavailable(Exception):
+    """The app does not import in a new process, or does not start there: no fault of the task."""
 
 
 class _Died(Exception):
@@ -108,15 +123,19 @@ class _Runner:
         self.fit = True
 
     @classmethod
-    async def start(cls, target: str) -> _Runner:
+    async def start(cls, target: str, log_level: str | None) -> _Runner:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "taskmill.worker.runner", str(theirs.fileno()), str(os.getpid()), pass_fds=(theirs.fileno(),)
             )
         channel = await Channel.open(ours)
-        channel.say(Message("load", text=target))
+        channel.say(Message("load", text=target, data=msgspec.Raw(msgspec.json.encode(log_level))))
         return cls(process, channel)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
 
     async def attempt(self, running: Running) -> Outcome:
         job = Job(running.claimed, running.received, running.started, running.deadline)
@@ -130,10 +149,22 @@ class _Runner:
     async def _outcome(self) -> Outcome:
         message = await self._channel.hear()
         if message is None:
+            raise _Died(await self._death())
+        if message.kind == "failed":
             self.fit = False
-            raise _Died(death(await self._process.wait()))
+            raise HandlerUnavailable(message.text)
         self.fit = message.text != "changed"
         return msgspec.json.decode(message.data, type=Outcome)
+
+    async def _death(self) -> str:
+        """It let go of the channel: so it ends, or a handler closed all its files and it can be of no use any more."""
+        self.fit = False
+        try:
+            return death(await asyncio.wait_for(self._process.wait(), LAST_BREATH))
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+            return "it closed the files of its process"
 
     def kill(self) -> None:
         self.fit = False
@@ -141,7 +172,8 @@ class _Runner:
             self._process.kill()
 
     async def end(self) -> None:
-        """A runner ends by itself when its channel does."""
+        """Nothing of worth is in it any more, and what a handler left behind might keep it."""
+        self.kill()
         self._channel.close()
         await self._process.wait()
 

@@ -17,7 +17,7 @@ class Lines(logging.Formatter):
         text = super().format(record)
         fields = " ".join(f"{name}={getattr(record, name)}" for name in _FIELDS if hasattr(record, name))
         first, *rest = text.split("\n")
-        lines = [_visible(first) + (f" [{fields}]" if fields else ""), *("  " + _visible(line) for line in rest)]
+        lines = [_visible(first) + (f" [{_visible(fields)}]" if fields else ""), *("  " + _visible(line) for line in rest)]
         return "\n".join(lines)
 
 
@@ -26,7 +26,11 @@ def _visible(text: str) -> str:
 
 
 def configure(level: str | None) -> None:
-    """For the programs of ours; an app that has set up logging itself keeps what it has."""
+    """For the programs of ours; an app that has set up logging itself keeps what it has.
+
+    A line that cannot be written is dropped: a handler may have closed the stream, and none of us is to fail for it.
+    """
+    logging.raiseExceptions = False
     if logging.root.handlers:
         return
     handler = logging.StreamHandler(sys.stderr)

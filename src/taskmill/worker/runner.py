@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from contextvars import copy_context
 from pathlib import Path
 
 import msgspec
@@ -15,10 +16,11 @@ import msgspec
 from taskmill.app import App
 from taskmill.engine import Outcome
 from taskmill.loading import load
+from taskmill.worker import logs
 from taskmill.worker.attempt import LEASE_LOST, Running, attempt_async, attempt_sync
 from taskmill.worker.channel import Channel, Message
 from taskmill.worker.isolation import Job
-from taskmill.worker.process import under
+from taskmill.worker.process import end_copies, under
 
 __all__ = ["main"]
 
@@ -31,12 +33,14 @@ def main() -> None:
 
 
 async def _serve(end: socket.socket) -> None:
+    end_copies()
     channel = await Channel.open(end)
     first = await channel.hear()
     if first is None:
         return
-    app = load(first.text)
-    await app.start()
+    app = await _app(first, channel)
+    if app is None:
+        return
     running: Running | None = None
     while (message := await channel.hear()) is not None:
         if message.kind == "attempt":
@@ -47,6 +51,20 @@ async def _serve(end: socket.socket) -> None:
             running.lease_lost = message.text == LEASE_LOST
             running.task.cancel()
     os._exit(0)
+
+
+async def _app(first: Message, channel: Channel) -> App | None:
+    """The app, ready to run; None when it is not to be had in this process, which the other side is told."""
+    try:
+        app = load(first.text)
+        logs.configure(msgspec.json.decode(first.data, type=str | None) or app.settings.log_level)
+        await app.start()
+    # Its hooks are the user's own code.
+    except BaseException as error:
+        channel.say(Message("failed", text=f"the app does not start in a new process: {type(error).__name__}: {error}"[:1_000]))
+        await channel.flush()
+        return None
+    return app
 
 
 def _running(app: App, job: Job) -> Running:
@@ -68,7 +86,7 @@ async def _attempt(app: App, running: Running, channel: Channel) -> None:
 
 async def _in_thread(app: App, running: Running) -> Outcome:
     """Being asked to end only sets `ctx.cancelled` here; whoever does not look at it is killed."""
-    work = asyncio.get_running_loop().run_in_executor(None, attempt_sync, app, running)
+    work = asyncio.get_running_loop().run_in_executor(None, copy_context().run, attempt_sync, app, running)
     while True:
         try:
             return await asyncio.shield(work)
@@ -84,7 +102,7 @@ def _traces() -> tuple[object, ...]:
     handlers = [
         signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
     ]
-    return mask, _cwd(), locale.setlocale(locale.LC_ALL), dict(os.environ), handlers, [_open(fd) for fd in range(3)]
+    return mask, _cwd(), locale.setlocale(locale.LC_ALL), dict(os.environ), handlers, [_open(fd) for fd in range(3)], sys.getrecursionlimit()
 
 
 def _cwd() -> Path | None:

@@ -223,7 +223,7 @@ class Supervisor:
         child.channel.say(Message("go"))
         while (message := await child.channel.hear()) is not None:
             self._heard(child, message)
-        code = await child.process.wait()
+        code = await self._ended(child)
         if code != 0 and not self._hard.is_set():
             self.crashes += 1
             log.warning("worker %s is gone: %s", child.worker, death(code))
@@ -231,6 +231,15 @@ class Supervisor:
         self.children.remove(child)
         child.close()
         child.vacated.set()
+
+    async def _ended(self, child: Offspring) -> int:
+        """It let go of the channel, so it ends; if not, a handler closed its files, and nobody can speak to it any more."""
+        try:
+            return await asyncio.wait_for(child.process.wait(), self.settings.kill_after / SECOND)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                child.process.kill()
+            return await child.process.wait()
 
     def _heard(self, child: Offspring, message: Message) -> None:
         match message.kind:

@@ -39,7 +39,7 @@ def dev(target: str, **options: Any) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     folder = _folder(target)
-    arguments = [sys.executable, "-m", "taskmill", "up", target, *_flags(options)]
+    arguments = [sys.executable, "-m", "taskmill", "up", "--with-parent", target, *_flags(options)]
     while not stop.is_set():
         seen = _stamps(folder)
         # A session of its own: Ctrl-C in the terminal means this process, which passes it on once.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,12 +18,17 @@ __all__ = ["up"]
 
 @example("taskmill up app.py", "taskmill up app.py --processes 2 --port 8080")
 @click.command()
+@click.option("--with-parent", is_flag=True, hidden=True)  # for `dev`: never go on alone, with code that is old
 @serving_options
-def up(**options: Any) -> int:
+def up(with_parent: bool, **options: Any) -> int:
     """Run an app: its workers, its schedules and all upkeep.
 
     One supervisor runs it all. It is `taskmill worker` that says where it stands. With --port it serves /livez, /readyz and /metrics.
     """
+    if with_parent:
+        from taskmill.worker.process import end_with_parent
+
+        end_with_parent(signal.SIGTERM)
     return serve(began=_say, **options)
 
 

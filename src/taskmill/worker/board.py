@@ -53,7 +53,6 @@ class Board:
         self.fd = _anonymous(size) if fd is None else fd
         self._map = mmap.mmap(self.fd, size)
         self._words = memoryview(self._map).cast("Q")
-        self._rows = rows
         self._free = list(range(rows - 1, -1, -1))
         self._row_of: dict[int, int] = {}
 
@@ -117,21 +116,22 @@ class Board:
     def leases(self) -> list[Lease]:
         """What the child holds; read `answered` before."""
         found = []
-        for row in range(self._rows):
-            offset = _HEADER + row * _ROW.size
-            if self._words[offset // _WORD]:
-                token, started, deadline, withdrawn, id = _ROW.unpack_from(self._map, offset)
+        for row, held in enumerate(self._tokens()):
+            if held:
+                token, started, deadline, withdrawn, id = _ROW.unpack_from(self._map, _HEADER + row * _ROW.size)
                 if token:
                     found.append(Lease(token, started, deadline, bool(withdrawn), id.decode("ascii", "replace")))
         return found
 
+    def _tokens(self) -> list[int]:
+        return self._words[_HEADER // _WORD :: _ROW.size // _WORD].tolist()
+
     def withdraw(self, tokens: Sequence[int]) -> None:
         """These must not begin any more: the child does not turn, and others can have them."""
         wanted = frozenset(tokens)
-        for row in range(self._rows):
-            word = (_HEADER + row * _ROW.size) // _WORD
-            if self._words[word] in wanted:
-                self._words[word + _WITHDRAWN] = 1
+        for row, token in enumerate(self._tokens()):
+            if token in wanted:
+                self._words[(_HEADER + row * _ROW.size) // _WORD + _WITHDRAWN] = 1
 
 
 def _anonymous(size: int) -> int:

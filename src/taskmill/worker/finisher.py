@@ -59,7 +59,8 @@ class Finisher:
     async def _finish(self, batch: list[Outcome]) -> None:
         try:
             refused = await self._answered(batch)
-        except TaskmillError as error:
+        # Whatever one outcome does to the store must not keep the others from it.
+        except Exception as error:
             await self._apart(batch, error)
             return
         self._settle(batch, refused)
@@ -78,7 +79,7 @@ class Finisher:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
                 pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def _apart(self, batch: list[Outcome], error: TaskmillError) -> None:
+    async def _apart(self, batch: list[Outcome], error: Exception) -> None:
         """One of them cannot be written; alone, it is known which."""
         if len(batch) > 1:
             for outcome in batch:
@@ -86,8 +87,15 @@ class Finisher:
             return
         [outcome] = batch
         log.error("the outcome of task %s cannot be written, it is dead instead: %s", outcome.task, error)
+        code, message = (error.code, error.message) if isinstance(error, TaskmillError) else (type(error).__name__, str(error))
         instead = Outcome(
-            task=outcome.task, worker=outcome.worker, token=outcome.token, ending=Ending.DEAD, error=ErrorInfo(error.code, error.message),
+            task=outcome.task, worker=outcome.worker, token=outcome.token, ending=Ending.DEAD, error=ErrorInfo(code, message),
             started_after=outcome.started_after,
         )  # fmt: skip
-        self._settle([instead], await self._answered([instead]))
+        refused: tuple[Refusal, ...] = ()
+        try:
+            refused = await self._answered([instead])
+        # Then it has no end from here: its lease is no longer named, and the store gives the task to others.
+        except Exception:
+            log.exception("task %s is given back", outcome.task)
+        self._settle([instead], refused)

@@ -227,10 +227,12 @@ class Supervisor:
         if code != 0 and not self._hard.is_set():
             self.crashes += 1
             log.warning("worker %s is gone: %s", child.worker, death(code))
-        await self._bury(child, code)
-        self.children.remove(child)
-        child.close()
-        child.vacated.set()
+        try:
+            await self._bury(child, code)
+        finally:
+            self.children.remove(child)
+            child.close()
+            child.vacated.set()
 
     async def _ended(self, child: Offspring) -> int:
         """It let go of the channel, so it ends; if not, a handler closed its files, and nobody can speak to it any more."""

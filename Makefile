@@ -19,8 +19,8 @@ CHECKED := src tests tools $(wildcard bench examples)
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(STAMP) ## shows the product at work: a tour of the embedded engine
-	@$(BIN)/python examples/engine_tour.py $(ARGS)
+run: $(STAMP) ## shows the product at work until Ctrl-C: worker, schedules, sample tasks; ARGS="--once" ends by itself
+	@$(BIN)/python examples/tour $(ARGS)
 
 test: $(STAMP) ## all tests but soak and chaos; ARGS="-k name" narrows, WORKERS=4 widens
 	@$(BIN)/python -m pytest -n $(WORKERS) -m "not soak and not chaos" $(ARGS)

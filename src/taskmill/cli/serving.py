@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ import click
 
 from taskmill.cli.options import OneOf
 
-__all__ = ["serve", "serving_options"]
+__all__ = ["hold_standard_streams", "serve", "serving_options"]
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -52,6 +53,7 @@ def serve(
     from taskmill.worker import logs
     from taskmill.worker.supervisor import Supervisor
 
+    hold_standard_streams()
     logs.configure(log_level)
     env = {f"TASKMILL_{name.upper()}": str(value) for name, value in settings.items() if value is not None}
 
@@ -65,3 +67,10 @@ def serve(
             return await supervisor.run()
 
     return asyncio.run(run())
+
+
+def hold_standard_streams() -> None:
+    """A stream that was closed before we began (`>&-`) leaves its number free; a socket that got it would be a child's stdout, and end it."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)

@@ -127,8 +127,8 @@ class _Runner:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "taskmill.worker.runner", str(theirs.fileno()), str(os.getpid()), pass_fds=(theirs.fileno(),)
-            )
+                sys.executable, "-m", "taskmill.worker.runner", str(theirs.fileno()), str(os.getpid()), pass_fds=(theirs.fileno(),), start_new_session=True
+            )  # fmt: skip
         channel = await Channel.open(ours)
         channel.say(Message("load", text=target, data=msgspec.Raw(msgspec.json.encode(log_level))))
         return cls(process, channel)

@@ -53,12 +53,13 @@ class Offspring:
 
     @classmethod
     async def spawn(cls, start: Start, env: dict[str, str]) -> Offspring:
+        """In a session of its own: Ctrl-C must not reach a process that is still too young to ignore it."""
         ours, theirs = socket.socketpair()
         board = Board()
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "taskmill.worker.child", str(theirs.fileno()), str(board.fd), str(os.getpid()),
-                pass_fds=(theirs.fileno(), board.fd), env=env,
+                pass_fds=(theirs.fileno(), board.fd), env=env, start_new_session=True,
             )  # fmt: skip
         channel = await Channel.open(ours)
         channel.say(Message("start", data=msgspec.Raw(msgspec.json.encode(start))))

@@ -34,6 +34,11 @@ def noted(ctx: Context) -> Iterator[None]:
     effects.note(folder() / "effects", "end", task=ctx.id, attempt=ctx.attempt, token=ctx.token)
 
 
+def pass_through(gate: str) -> None:
+    with Path(gate).open("rb", buffering=0) as file:
+        file.read(1)
+
+
 @app.task(max_crashes=OFTEN)
 async def work(ctx: Context, ms: int) -> int:
     with noted(ctx):
@@ -60,22 +65,29 @@ def hold(ctx: Context, gate: str) -> None:
     """The first attempt waits at a gate; later ones go straight through."""
     with noted(ctx):
         if ctx.attempt == 1:
-            with Path(gate).open("rb", buffering=0) as file:
-                file.read(1)
+            pass_through(gate)
 
 
 @app.task(max_crashes=OFTEN)
 async def hold_async(ctx: Context, gate: str) -> None:
     with noted(ctx):
         if ctx.attempt == 1:
-            await asyncio.to_thread(lambda: Path(gate).read_bytes())
+            await asyncio.to_thread(pass_through, gate)
+
+
+@app.task(max_crashes=OFTEN, isolated=True)
+def hold_alone(ctx: Context, gate: str) -> None:
+    with noted(ctx):
+        if ctx.attempt == 1:
+            pass_through(gate)
 
 
 @app.task(max_crashes=OFTEN)
 async def freeze(ctx: Context) -> None:
-    """The first attempt stops its whole process until somebody continues it."""
+    """The first attempt stops its whole process until somebody continues it; not with the store's lock in its hand, for which everybody would wait."""
     with noted(ctx):
         if ctx.attempt == 1:
+            await app.observed.quiet()
             os.kill(os.getpid(), signal.SIGSTOP)
 
 

@@ -6,9 +6,11 @@ Nothing of the worker is replaced: `taskmill worker` runs as it is, and finds th
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,12 +22,13 @@ from tests.faults import effects
 from tests.faults.recorded import Recorded
 from tests.history import Recorder
 
-__all__ = ["FOLDER", "MOMENTS", "VICTIMS", "ObservedApp", "folder", "trap"]
+__all__ = ["FOLDER", "MARK", "MOMENTS", "ObservedApp", "folder", "trap"]
 
 FOLDER = "FAULTS_FOLDER"
 MOMENTS = ("claimed", "finishing", "finished")
 """The store has given tasks and nobody knows yet; before an outcome is sent; the store has it and nobody knows yet."""
-VICTIMS = ("child", "supervisor")
+MARK = "FAULTS_MARKED"
+"""Set for a worker whose supervisor is to die; in all others it is the child."""
 
 
 def folder() -> Path:
@@ -38,7 +41,7 @@ def trap(place: Path, moment: str, victim: str) -> Path:
 
 
 def _meet(moment: str) -> None:
-    for victim in VICTIMS:
+    for victim in ("supervisor",) if MARK in os.environ else ("child",):
         try:
             trap(folder(), moment, victim).unlink()
         except FileNotFoundError:
@@ -53,6 +56,7 @@ class ObservedEngine:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._client = Recorded(engine, Recorder(folder() / "history"))
+        self._calls = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -65,16 +69,34 @@ class ObservedEngine:
         await self._client.leave(worker)
 
     async def claim(self, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
-        claim = await self._client.claim(worker, request, queues, room)
+        with self._counted():
+            claim = await self._client.claim(worker, request, queues, room)
         if claim.tasks:
             _meet("claimed")
         return claim
 
     async def finish(self, outcomes: Sequence[Outcome], *, tx: Transaction | None = None) -> Finished:
         _meet("finishing")
-        finished = await self._client.finish(outcomes, tx=tx)
+        with self._counted():
+            finished = await self._client.finish(outcomes, tx=tx)
         _meet("finished")
         return finished
+
+    async def quiet(self) -> None:
+        """Until no call is under way: a process that stops itself in one could stop with the store's lock in its hand."""
+        for _ in range(100_000):
+            if not self._calls:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("the store does not answer")
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
 
 
 class ObservedApp(App):
@@ -85,6 +107,10 @@ class ObservedApp(App):
     @property
     @override
     def engine(self) -> Engine:
+        return cast("Engine", self.observed)
+
+    @property
+    def observed(self) -> ObservedEngine:
         if self._observed is None:
             self._observed = ObservedEngine(super().engine)
-        return cast("Engine", self._observed)
+        return self._observed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -14,7 +13,7 @@ import pytest
 
 from taskmill.clock import SECOND
 from tests.faults.effects import Line, percentile, until
-from tests.faults.observed import MOMENTS, VICTIMS, trap
+from tests.faults.observed import MARK, MOMENTS, trap
 from tests.faults.workers import BOUNDS, BRISK, NEVER, Load, Place, gone, new, place_at, verdict
 
 SOON = replace(BOUNDS, rerun=15 * SECOND)
@@ -62,27 +61,34 @@ async def dies(place: Place, child: Line, of: Path) -> None:
     place.note_death([child.worker])
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
-async def test_killed_between_claim_and_finish(tmp_path: Path, victim: str) -> None:
-    """At the moments when the store and the worker know different things."""
-    async with place_at(tmp_path) as place, place.worker() as first, AsyncExitStack() as stack:
-        await first.joined()
+async def test_a_child_is_killed_between_claim_and_finish(tmp_path: Path) -> None:
+    """At the moments when the store and the worker know different things. The supervisor reports what it knows, and the store what it gave."""
+    async with place_at(tmp_path, NEVER) as place, place.worker() as worker:
+        (child,) = await worker.joined()
         async with Load(place, longest=20):
-            assert await first.stop() == 0
+            for n, moment in enumerate(MOMENTS, start=2):
+                await place.effects.count(1, "begin", pids=[child.pid])
+                await dies(place, child, trap(tmp_path, moment, "child"))
+                child = (await worker.joined(n))[-1]
+        assert await worker.stop() == 0
+        judged = await verdict(place, SOON)
+    assert {attempt.outcome for attempts in judged.attempts.values() for attempt in attempts} == {"completed", "crashed"}
+    assert len(worker.children()) == 1 + len(MOMENTS)
+
+
+async def test_a_supervisor_is_killed_between_claim_and_finish(tmp_path: Path) -> None:
+    """Nobody is left to report anything."""
+    async with place_at(tmp_path) as place, place.worker() as survivor:
+        await survivor.joined()
+        async with Load(place, longest=20):
             for moment in MOMENTS:
-                async with place.worker() as worker:
+                async with place.worker(env={MARK: "1"}) as worker:
                     (child,) = await worker.joined()
-                    await dies(place, child, trap(tmp_path, moment, victim))
-                    if victim == "child":
-                        (_, after) = await worker.joined(2)
-                        await place.effects.count(1, "begin", pids=[after.pid])
-                        assert await worker.stop() == 0
-                    else:
-                        assert await worker.ended() == -signal.SIGKILL
-            survivor = await stack.enter_async_context(place.worker())
+                    await dies(place, child, trap(tmp_path, moment, "supervisor"))
+                    assert await worker.ended() == -signal.SIGKILL
         assert await survivor.stop() == 0
-        judged = await verdict(place, SOON if victim == "child" else BOUNDS)
-    assert {attempt.outcome for attempts in judged.attempts.values() for attempt in attempts} <= {"completed", "crashed"}
+        judged = await verdict(place, SOON)
+    assert {attempt.outcome for attempts in judged.attempts.values() for attempt in attempts} == {"completed", "crashed"}
 
 
 async def test_nobody_outlives_a_supervisor(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 
 import msgspec
@@ -53,7 +54,6 @@ def main() -> None:
         code = asyncio.run(_run(end, board_fd))
     else:
         code = uvloop.run(_run(end, board_fd))
-    # Threads of handlers that never return must not keep the process.
     os._exit(code)
 
 
@@ -73,7 +73,16 @@ async def _run(end: socket.socket, board_fd: int) -> int:
         await channel.flush()
         return 1
     channel.say(Message("loaded", data=msgspec.Raw(msgspec.json.encode(StoreSettings.of(app)))))
-    return await Child(app, start, channel, Board(board_fd)).run()
+    code = await Child(app, start, channel, Board(board_fd)).run()
+    _exit_soon(code)
+    return code
+
+
+def _exit_soon(code: int) -> None:
+    """Threads of handlers that never return must not keep the process; the end of the loop would wait for those of `asyncio.to_thread`."""
+    timer = threading.Timer(LAST_WORDS, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
 
 
 class Child:

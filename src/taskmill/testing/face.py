@@ -18,7 +18,7 @@ from taskmill.engines import create
 from taskmill.errors import InvalidInput
 from taskmill.sync import check_blocking
 from taskmill.task import Task, check_name
-from taskmill.testing.running import FOR_EVER, Ran, Worker
+from taskmill.testing.running import FOR_EVER, Leaving, Ran, Worker
 from taskmill.testing.submissions import Expectation, Expected, Submission, explain
 
 if TYPE_CHECKING:
@@ -157,17 +157,17 @@ class UnderTest:
 
     def drain(self) -> Coroutine[Any, Any, list[Ran]]:
         """Run everything that is ready, and what that makes ready, until nothing is; the clock stands still. The attempts, in their order."""
-        return self.app.at_home("test.drain()", lambda: self._at_work().drain())
+        return _out(self.app.at_home("test.drain()", lambda: self._at_work().drain()))
 
     def advance(self, by: DurationLike) -> Coroutine[Any, Any, list[Ran]]:
         """Let time pass: whatever is due on the way, schedules, retries, delays, runs at its own time. The attempts, in their order."""
         micros = duration(by, field="advance")
-        return self.app.at_home("test.advance()", lambda: self._at_work().run_until(self.clock.now() + micros))
+        return _out(self.app.at_home("test.advance()", lambda: self._at_work().run_until(self.clock.now() + micros)))
 
     def run_until(self, time: str | int | dt.datetime) -> Coroutine[Any, Any, list[Ran]]:
         """The same up to an instant, for example "2030-02-01T09:00:00Z"; one that has passed is like `drain`."""
         until = instant(time, field="run_until")
-        return self.app.at_home("test.run_until()", lambda: self._at_work().run_until(until))
+        return _out(self.app.at_home("test.run_until()", lambda: self._at_work().run_until(until)))
 
     @property
     def raise_errors(self) -> bool:
@@ -293,9 +293,18 @@ class Here(Executor):
             while (call := self._calls.get()) is not None:
                 call()
             return until.result()
+        except Leaving as leaving:
+            raise leaving.error from None
         except BaseException:
             until.cancel()  # Ctrl-C here ends it there
             raise
+
+
+async def _out(running: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await running
+    except Leaving as leaving:
+        raise leaving.error from None
 
 
 def _id(of: Identified | str) -> str:

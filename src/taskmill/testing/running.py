@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from taskmill.app import App
     from taskmill.tasks import TaskType
 
-__all__ = ["FOR_EVER", "Ran", "Worker"]
+__all__ = ["FOR_EVER", "Leaving", "Ran", "Worker"]
 
 NAME = "testing"
 FOR_EVER = 36_600 * DAY
@@ -64,6 +64,14 @@ class Ran:
 
     def __str__(self) -> str:
         return f"{self.type} {self.id}, attempt {self.attempt} at {rfc3339(self.at)}: {self.ending}" + (f", {self.error!r}" if self.error is not None else "")
+
+
+class Leaving(Exception):
+    """What a handler raised to leave the process. As itself it would tear down the event loop that it is raised on."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"a handler raised {error!r}")
+        self.error = error
 
 
 class Tested(Running):
@@ -177,9 +185,11 @@ class Worker:
     async def _tell(self, one: Ran, claim: Claim) -> None:
         """Ctrl-C, and what a test framework raises to end a test, are not for the handler's record alone."""
         error = one.error
-        if error is not None and (self.raise_errors or not isinstance(error, (Exception, SystemExit, GeneratorExit, asyncio.CancelledError))):
+        if error is None or isinstance(error, (GeneratorExit, asyncio.CancelledError)):
+            return
+        if self.raise_errors or isinstance(error, Leaving) or not isinstance(error, (Exception, SystemExit)):
             await self._give_back(claim)
-            raise error
+            raise Leaving(error) if isinstance(error, (KeyboardInterrupt, SystemExit)) else error
 
     async def _give_back(self, claim: Claim) -> None:
         if claim.tasks:

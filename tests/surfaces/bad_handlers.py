@@ -227,7 +227,7 @@ def close_streams() -> None:
 
 @everywhere
 def leave_thread() -> None:
-    threading.Thread(target=signal.pause if threading.current_thread() is threading.main_thread() else threading.Event().wait, daemon=True).start()
+    threading.Thread(target=threading.Event().wait).start()
 
 
 @everywhere
@@ -253,26 +253,14 @@ def fine() -> str:
 # On the loop only
 
 
-@app.task(retry=once)
-async def fork_awaiting(marks: str) -> str:
-    """The copy must not go on with the loop of its parent."""
-    copy = os.fork() == 0
-    await asyncio.sleep(0.05)
-    with open(marks, "a") as file:
-        file.write("copy\n" if copy else "parent\n")
-    return "parent"
-
-
 @app.task(retry=once, timeout="30s")
-async def mark_later(marks: str, started: str) -> None:
-    """Runs beside a handler that forks; it must not run on in the copy."""
-    with open(started, "w"):
-        pass
-    while not Path(marks).exists():
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.3)
-    with open(marks, "a") as file:
-        file.write("beside\n")
+async def fork_awaiting() -> str:
+    """The copy must not go on with the loop of its parent, which waits here for its end."""
+    copy = os.fork()
+    if copy == 0:
+        await asyncio.sleep(3_600)
+    _, status = await asyncio.to_thread(os.waitpid, copy, 0)
+    return f"the copy ended with {os.waitstatus_to_exitcode(status)}"
 
 
 @app.task(retry=once)
@@ -311,9 +299,19 @@ async def stop_loop() -> None:
 
 
 @app.task(retry=once, timeout="30s")
-async def block_loop(seconds: float) -> str:
-    time.sleep(seconds)
+async def block_loop(release: str) -> str:
+    """Until somebody has seen it."""
+    wait_for(release)
     return "awake"
+
+
+def wait_for(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.05)
+
+
+def touch(path: str) -> None:
+    Path(path).touch()
 
 
 # Not ending
@@ -369,8 +367,7 @@ def slow_alone(ctx: Context) -> None:
 
 
 def held(ctx: Context, started: str) -> None:
-    with open(started, "w"):
-        pass
+    touch(started)
     while not ctx.cancelled:
         time.sleep(0.01)
     raise RuntimeError("asked to end")
@@ -378,8 +375,7 @@ def held(ctx: Context, started: str) -> None:
 
 @app.task(name="held.async", retry=once, timeout="60s")
 async def held_on_loop(started: str) -> None:
-    with open(started, "w"):
-        pass
+    touch(started)
     await asyncio.sleep(3_600)
 
 
@@ -388,8 +384,7 @@ app.task(name="held.isolated", retry=once, timeout="60s", isolated=True)(held)
 
 
 def deaf(started: str) -> None:
-    with open(started, "w"):
-        pass
+    touch(started)
     while True:
         time.sleep(0.05)
 
@@ -400,8 +395,7 @@ app.task(name="deaf.isolated", retry=once, timeout="60s", isolated=True)(deaf)
 
 @app.task(name="deaf.async", retry=once, timeout="60s")
 async def deaf_on_loop(started: str) -> None:
-    with open(started, "w"):
-        pass
+    touch(started)
     await swallow_on_loop()
 
 
@@ -418,7 +412,7 @@ def read_pipe(fifo: str) -> str:
 def look() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
-        "cwd": os.getcwd(),
+        "cwd": str(Path.cwd()),
         "umask": (mask := os.umask(0o22), os.umask(mask))[0],
         "usr1": str(signal.getsignal(signal.SIGUSR1)),
         "locale": locale.setlocale(locale.LC_ALL),

@@ -73,10 +73,13 @@ class Client:
 
     async def joined(self, workers: int = 1) -> tuple[str, ...]:
         """Until there are so many live workers; their ids."""
-        async with asyncio.timeout(GENEROUS):
-            while len(found := [worker.id for worker in await self.operations.workers() if worker.alive]) != workers:
-                await asyncio.sleep(ROUND)
-        return tuple(found)
+        deadline = time.monotonic() + GENEROUS
+        while True:
+            found = tuple(worker.id for worker in await self.operations.workers() if worker.alive)
+            if len(found) == workers:
+                return found
+            assert time.monotonic() < deadline, f"there are {len(found)} workers, not {workers}"
+            await asyncio.sleep(ROUND)
 
     async def submit(self, type: str, **arguments: object) -> str:
         return (await self.operations.submit(NewTask(type=type, payload=msgspec.json.encode(arguments)))).id

@@ -5,7 +5,7 @@ it dies. For all three it must know what the child holds without asking: the chi
 each lease into a row before it says that it has the answer of the claim, and clears the row when the store has answered its finish:
 
     header   answered   tick                                 the last claim whose tasks are all in rows; when the child's loop last turned
-    row      token      started   deadline   withdrawn   id  token 0: free; times on the monotonic clock, 0: not yet
+    row      token      started   deadline   withdrawn   id   alone   token 0: free; times on the monotonic clock, 0: not yet
 
 One side writes each field (`withdrawn` is the supervisor's, all others the child's), fields are single aligned words, and the order of
 writing makes every mixture that a reader may see a true one: it reads `answered` first, then the tokens, so a lease of an answered claim
@@ -29,10 +29,11 @@ ROWS = 8_192
 """More than a child ever holds: what it runs, what waits in it, and what waits for the store to answer its finish."""
 
 _HEADER = 64
-_ROW = struct.Struct("@QQQQ36s4x")  # native, so each word is one store; 72 bytes, so each is aligned
+_ROW = struct.Struct("@QQQQ36sI")  # native, so each word is one store; 72 bytes, so each is aligned
 _WORD = 8
 _ANSWERED, _TICK = 0, 1
 _STARTED, _WITHDRAWN = 1, 3
+_ALONE = 68
 
 
 class Lease(NamedTuple):
@@ -43,6 +44,8 @@ class Lease(NamedTuple):
     deadline: int
     withdrawn: bool
     id: str
+    alone: bool
+    """It runs in a process of its own."""
 
 
 class Board:
@@ -73,14 +76,17 @@ class Board:
         for task in tasks:
             row = self._free.pop()
             self._row_of[task.token] = row
-            _ROW.pack_into(self._map, _HEADER + row * _ROW.size, task.token, 0, 0, 0, task.id.encode())
+            _ROW.pack_into(self._map, _HEADER + row * _ROW.size, task.token, 0, 0, 0, task.id.encode(), 0)
         self._words[_ANSWERED] = answered
 
-    def start(self, token: int, started: int, deadline: int) -> bool:
+    def start(self, token: int, started: int, deadline: int, *, alone: bool = False) -> bool:
         """The handler begins, and must have ended at its deadline; False: the lease was taken away, it must not begin."""
-        word = (_HEADER + self._row_of[token] * _ROW.size) // _WORD
+        offset = _HEADER + self._row_of[token] * _ROW.size
+        word = offset // _WORD
         if self._words[word + _WITHDRAWN]:
             return False
+        if alone:
+            self._map[offset + _ALONE] = 1
         self._words[word + 2] = deadline
         self._words[word + _STARTED] = started
         return True
@@ -118,9 +124,9 @@ class Board:
         found = []
         for row, held in enumerate(self._tokens()):
             if held:
-                token, started, deadline, withdrawn, id = _ROW.unpack_from(self._map, _HEADER + row * _ROW.size)
+                token, started, deadline, withdrawn, id, alone = _ROW.unpack_from(self._map, _HEADER + row * _ROW.size)
                 if token:
-                    found.append(Lease(token, started, deadline, bool(withdrawn), id.decode("ascii", "replace")))
+                    found.append(Lease(token, started, deadline, bool(withdrawn), id.decode("ascii", "replace"), bool(alone)))
         return found
 
     def _tokens(self) -> list[int]:

@@ -176,12 +176,12 @@ class Executor:
 
     # Running
 
-    def _begin(self, running: Running) -> bool:
+    def _begin(self, running: Running, *, alone: bool = False) -> bool:
         """Its time runs from now on; False when it must not begin: cancelled, or taken away while this process did not turn."""
         claimed = running.claimed
         now = self._now()
         deadline = now + claimed.timeout
-        if running.reason is not None or not self._board.start(claimed.token, now, deadline + self._kill_after):
+        if running.reason is not None or not self._board.start(claimed.token, now, deadline + self._kill_after, alone=alone):
             self._loop.call_soon_threadsafe(self._not_begun, running)
             return False
         running.started = now
@@ -223,7 +223,7 @@ class Executor:
         running = self._alone.take()
         if running is not None:
             running.task = asyncio.current_task()
-            if self._begin(running):
+            if self._begin(running, alone=True):
                 self._ended(running, await self._isolation.attempt(running))
         self._give_back()
 

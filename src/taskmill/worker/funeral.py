@@ -3,6 +3,7 @@
 its handler was past its deadline, and the child was killed for it     failed as `timeout`, or cancelled if that was asked for
 it ran beside such a one                                               released: not its fault
 it ran when the child died by itself                                   crashed; from then on it runs in a process of its own
+it ran in a process of its own beside such a one                       released: it cannot be the one
 it had not begun                                                       released, its attempt number given back
 """
 
@@ -25,14 +26,15 @@ async def outcomes(engine: Engine, worker: str, leases: Sequence[Lease], culprit
     """One for each lease that its child still held."""
     found = await engine.get([lease.id for lease in leases if lease.token in culprits]) if culprits else ()
     tasks = {task.id: task for task in found if isinstance(task, Task)}
-    return [_outcome(worker, lease, tasks.get(lease.id), killed=killed, death=death) for lease in leases]
+    blamed = frozenset(suspects(leases, killed=killed))
+    return [_outcome(worker, lease, tasks.get(lease.id), blamed=lease.id in blamed, death=death) for lease in leases]
 
 
-def _outcome(worker: str, lease: Lease, culprit: Task | None, *, killed: bool, death: str) -> Outcome:
+def _outcome(worker: str, lease: Lease, culprit: Task | None, *, blamed: bool, death: str) -> Outcome:
     began = 0 if lease.started else None
     if culprit is not None:
         return _late(worker, lease, culprit)
-    if lease.started and not killed:
+    if blamed:
         error = ErrorInfo("crashed", f"the worker died while it ran: {death}")
         return Outcome(task=lease.id, worker=worker, token=lease.token, ending=Ending.CRASHED, error=error, started_after=began)
     return Outcome(task=lease.id, worker=worker, token=lease.token, ending=Ending.RELEASED, started_after=began)
@@ -48,5 +50,7 @@ def _late(worker: str, lease: Lease, task: Task) -> Outcome:
 
 
 def suspects(leases: Sequence[Lease], *, killed: bool) -> list[str]:
-    """Tasks that ran when their child died by itself: one of them did it."""
-    return [] if killed else [lease.id for lease in leases if lease.started]
+    """Tasks that ran when their child died by itself: one of them did it. Those in processes of their own only when there is nobody else."""
+    running = [] if killed else [lease for lease in leases if lease.started]
+    within = [lease for lease in running if not lease.alone]
+    return [lease.id for lease in within or running]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import fcntl
+import io
+import logging
 import os
 import signal
 import socket
@@ -12,6 +15,9 @@ import sys
 __all__ = ["end_copies", "keep_standard_streams", "under"]
 
 _PR_SET_PDEATHSIG = 1
+_OUT_OF_THE_WAY = 64
+
+_spares: dict[int, int] = {}
 
 
 def end_with_parent(how: signal.Signals) -> None:
@@ -32,6 +38,9 @@ def under(parent: int, *ends: socket.socket) -> None:
         os._exit(1)  # it died before this process could say that it wants to know
     for end in ends:
         os.register_at_fork(after_in_child=end.close)
+    for fd in range(3):
+        if _is_open(fd):
+            _spares[fd] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY)
 
 
 def end_copies() -> None:
@@ -43,7 +52,28 @@ def end_copies() -> None:
 def keep_standard_streams() -> None:
     """A handler may close them. The next file opened would take their place, and what others print would go into it: into the store, at worst."""
     for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
+        if not _is_open(fd):
+            _open_again(fd)
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if getattr(stream, "closed", False):
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), errors="backslashreplace", write_through=True))
+            for handler in logging.root.handlers:
+                if isinstance(handler, logging.StreamHandler) and handler.stream is stream:
+                    handler.stream = getattr(sys, name)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _open_again(fd: int) -> None:
+    spare = _spares.get(fd)
+    if spare is not None and _is_open(spare):
+        os.dup2(spare, fd)
+    else:
+        os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one

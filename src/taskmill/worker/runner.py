@@ -102,7 +102,7 @@ def _traces() -> tuple[object, ...]:
     handlers = [
         signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
     ]
-    return mask, _cwd(), locale.setlocale(locale.LC_ALL), dict(os.environ), handlers, [_open(fd) for fd in range(3)], sys.getrecursionlimit()
+    return mask, _cwd(), locale.setlocale(locale.LC_ALL), dict(os.environ), handlers, _streams(), sys.getrecursionlimit()
 
 
 def _cwd() -> Path | None:
@@ -110,6 +110,12 @@ def _cwd() -> Path | None:
         return Path.cwd()
     except OSError:
         return None
+
+
+def _streams() -> list[object]:
+    """The standard files and what Python makes of them."""
+    closed = [getattr(stream, "closed", True) for stream in (sys.stdin, sys.stdout, sys.stderr)]
+    return [*(_open(fd) for fd in range(3)), *closed]
 
 
 def _open(fd: int) -> tuple[int, int] | None:

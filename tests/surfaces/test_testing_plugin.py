@@ -171,3 +171,23 @@ def test_the_example(tmp_path: Path) -> None:
     done = run_pytest(tmp_path, str(ROOT / "examples" / "testing"), "-W", "error", "-p", "no:asyncio")
     ended(done, passed=5)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_guide(tmp_path: Path) -> None:
+    """Its code is run as it stands there."""
+    guide = (ROOT / "docs" / "guides" / "testing.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL))
+    (tmp_path / "test_guide.py").write_text(code, encoding="utf-8")
+    done = run_pytest(tmp_path, "-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function", "-W", "error")
+    ended(done, passed=code.count("def test_"))
+    said = re.search(r"^```text\nAssertionError: (.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    assert said is not None
+    code += """
+def test_wrong(taskmill_test):
+    test = taskmill_test(app)
+    send_welcome.sync.submit(42)
+    test.assert_submitted(send_welcome, user_id=43)
+"""
+    (tmp_path / "test_guide.py").write_text(code, encoding="utf-8")
+    done = run_pytest(tmp_path, "-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function", "-k", "test_wrong")
+    assert [line for line in said[1].splitlines() if line not in done.stdout] == []

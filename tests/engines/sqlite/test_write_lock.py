@@ -145,6 +145,26 @@ def test_one_that_is_paused_in_line_is_left_behind(folder: Path, monkeypatch: py
     assert is_free(folder)
 
 
+@pytest.mark.parametrize("where", ["lock", "."])
+def test_one_that_is_paused_is_waited_for_once(folder: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Otherwise every write of every other process would wait for it anew, for as long as it is paused."""
+    monkeypatch.setattr(connection, "PATIENCE", 0.05)
+    lock = WriteLock(folder)
+    paused = os.open(folder / where, os.O_RDONLY)
+    fcntl.flock(paused, fcntl.LOCK_EX)
+    lock.acquire()
+    lock.release()
+    monkeypatch.setattr(connection, "PATIENCE", FOR_EVER)
+    lock.acquire()
+    lock.release()
+    os.close(paused)
+    until(lambda: is_free(folder))
+    lock.acquire()
+    assert not is_free(folder / "lock")
+    lock.close()
+    until(lambda: all(thread.name != "taskmill-turn" for thread in threading.enumerate()))
+
+
 @pytest.mark.parametrize("what", ["hold", "turn"])
 async def test_a_process_that_dies_lets_go(folder: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setattr(connection, "PATIENCE", FOR_EVER)

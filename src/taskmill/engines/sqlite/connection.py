@@ -27,6 +27,7 @@ FIXED_WAL_RESET = (3, 51, 3)
 """Before it, a WAL that is reset at the wrong moment can corrupt the file."""
 
 PATIENCE = 1.5
+MOMENT = 0.002
 """Seconds to wait for one's turn among writers before SQLite's own lock decides."""
 
 PR_SET_TIMERSLACK = 29
@@ -166,24 +167,27 @@ class WriteLock:
     Two locks in a row: whoever holds the first (the turn) is next for the second and no one can overtake it, so a process that has just written must wait for
     those that came while it did. Those who wait for the turn stand in the kernel's queue, which wakes them all and lets the quickest win: not first come first
     served, but nobody is passed over for long. It only keeps order: what keeps writers apart is SQLite's own lock. So whoever waits too long here (somebody in
-    the queue was paused, or writes for long) goes on without it.
+    the queue was paused, or writes for long) goes on without it, and until it gets the lock again waits only for a moment.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._write = self._open()
+        self._given_up = False
 
     def _open(self) -> int:
         self._folder.mkdir(exist_ok=True)
         return os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def acquire(self) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + (MOMENT if self._given_up else PATIENCE)
         turn = self._take_turn(deadline)
-        if not _try(self._write):
+        held = _try(self._write)
+        if not held:
             _sharpen_sleeps()
-            while not _try(self._write) and time.monotonic() < deadline:
+            while not (held := _try(self._write)) and time.monotonic() < deadline:
                 time.sleep(0.00002)
+        self._given_up = turn is None or not held
         if turn is not None:
             os.close(turn)
 

@@ -292,12 +292,6 @@ async def leave_failing_task() -> None:
     kept.append(asyncio.get_running_loop().create_task(fail()))
 
 
-@app.task(retry=once, max_crashes=0)
-async def stop_loop() -> None:
-    asyncio.get_running_loop().stop()
-    await asyncio.sleep(30)
-
-
 @app.task(retry=once, timeout="30s")
 async def block_loop(release: str) -> str:
     """Until somebody has seen it."""

@@ -15,15 +15,18 @@ import os
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 import msgspec
 
 from taskmill.app import App
 from taskmill.clock import SECOND
 from taskmill.engine import Engine, Outcome, Refusal
-from taskmill.errors import Conflict, TaskmillError
+from taskmill.errors import AppError, Conflict, TaskmillError
 from taskmill.loading import load
+from taskmill.task import check_name
 from taskmill.worker import logs
 from taskmill.worker.board import Board
 from taskmill.worker.channel import Channel, Message
@@ -67,6 +70,7 @@ async def _run(end: socket.socket, board_fd: int) -> int:
     try:
         app = load(start.target)
         logs.configure(start.log_level or app.settings.log_level)
+        _check_queues(app, start)
         await app.open()
     except TaskmillError as error:
         channel.say(Message("failed", text=str(error), number=2 if error.status < 500 else 1))
@@ -78,11 +82,26 @@ async def _run(end: socket.socket, board_fd: int) -> int:
     return code
 
 
+def _check_queues(app: App, start: Start) -> None:
+    """A worker of a queue that none of its tasks is in would wait for ever."""
+    known = sorted({declared.settings.queue for declared in app.types.values()})
+    for queue in start.queues:
+        if check_name(queue, "queue") not in known:
+            near = get_close_matches(queue, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"its queues are {', '.join(known)}" if known else "it declares no tasks"
+            raise AppError(f"no task of {start.target} is in the queue {queue!r}", code="unknown_queue", field=None, hint=hint)
+
+
 def _exit_soon(code: int) -> None:
     """Threads of handlers that never return must not keep the process; the end of the loop would wait for those of `asyncio.to_thread`."""
     timer = threading.Timer(LAST_WORDS, os._exit, (code,))
     timer.daemon = True
     timer.start()
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
 
 
 class Child:
@@ -122,8 +141,15 @@ class Child:
     async def run(self) -> int:
         if not await self._go():
             return 1
-        await self._app.start()
-        await self._engine.join(self._joining)
+        try:
+            await self._app.start()
+            await self._engine.join(self._joining)
+        # Its hooks are the user's own code.
+        except Exception as error:
+            log.debug("it does not start", exc_info=True)
+            self._channel.say(Message("failed", text=f"{_place(error)}{type(error).__name__}: {error}"[:1_000]))
+            await self._channel.flush()
+            return 1
         self._channel.say(Message("joined"))
         watchdog = Watchdog(self._executor)
         watchdog.start()

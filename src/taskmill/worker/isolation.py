@@ -21,6 +21,7 @@ from taskmill.engine import Claimed, Ending, Outcome
 from taskmill.task import ErrorInfo
 from taskmill.worker.attempt import Running, ended, failed
 from taskmill.worker.channel import Channel, Message
+from taskmill.worker.process import kill
 
 __all__ = ["HandlerUnavailable", "Job", "Runners", "death"]
 
@@ -168,8 +169,7 @@ class _Runner:
 
     def kill(self) -> None:
         self.fit = False
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        kill(self._process)
 
     async def end(self) -> None:
         """Nothing of worth is in it any more, and what a handler left behind might keep it."""

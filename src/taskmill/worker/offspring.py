@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import socket
@@ -15,6 +14,7 @@ import msgspec
 from taskmill.clock import SECOND
 from taskmill.worker.board import Board, Lease
 from taskmill.worker.channel import Channel, Message
+from taskmill.worker.process import kill
 from taskmill.worker.settings import Start
 
 __all__ = ["Offspring", "worker_id"]
@@ -96,8 +96,7 @@ class Offspring:
     def kill(self, culprits: frozenset[int] = frozenset()) -> None:
         self.culprits = culprits
         self.killed = True
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        kill(self.process)
 
     def close(self) -> None:
         self.channel.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import fcntl
 import io
@@ -12,7 +13,7 @@ import signal
 import socket
 import sys
 
-__all__ = ["end_copies", "keep_standard_streams", "under"]
+__all__ = ["end_copies", "keep_standard_streams", "kill", "under"]
 
 _PR_SET_PDEATHSIG = 1
 _OUT_OF_THE_WAY = 64
@@ -41,6 +42,13 @@ def under(parent: int, *ends: socket.socket) -> None:
     for fd in range(3):
         if _is_open(fd):
             _spares[fd] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY)
+
+
+def kill(process: asyncio.subprocess.Process) -> None:
+    """Not by its own `kill`, which may take the exit code away from whoever waits for it."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def end_copies() -> None:

@@ -33,6 +33,7 @@ from taskmill.worker import funeral
 from taskmill.worker.channel import Message
 from taskmill.worker.isolation import death
 from taskmill.worker.offspring import Offspring, worker_id
+from taskmill.worker.process import kill
 from taskmill.worker.settings import Start, StoreSettings
 from taskmill.worker.stats import Counted
 
@@ -239,8 +240,7 @@ class Supervisor:
         try:
             return await asyncio.wait_for(child.process.wait(), self.settings.kill_after / SECOND)
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                child.process.kill()
+            kill(child.process)
             return await child.process.wait()
 
     def _heard(self, child: Offspring, message: Message) -> None:

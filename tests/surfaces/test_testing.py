@@ -17,6 +17,8 @@ from taskmill.errors import InvalidInput, NotFound, TaskmillError
 from taskmill.testing import Ran, UnderTest, under_test
 
 START = instant("2030-01-01T00:00:00Z")
+HANGS = 30.0
+"""Seconds of real time after which what should have ended never will."""
 
 
 @pytest.fixture
@@ -375,7 +377,8 @@ async def test_two_who_wait_at_once(app: App, test: UnderTest) -> None:
         return 2
 
     handles = [await first.submit(), await second.submit()]
-    assert await asyncio.gather(*(handle.result() for handle in handles)) == [1, 2]
+    async with asyncio.timeout(HANGS):
+        assert await asyncio.gather(*(handle.result() for handle in handles)) == [1, 2]
 
 
 async def test_who_waits_for_what_only_time_brings_is_told_to_move_the_clock(app: App, test: UnderTest) -> None:
@@ -397,7 +400,8 @@ async def test_a_task_that_waits_for_itself_does_not_hang(app: App, test: UnderT
         await app.handle(ctx.id).result()
 
     await selfish.submit()
-    assert [type(one.error) for one in await test.drain()] == [ResultTimeout]
+    async with asyncio.timeout(HANGS):
+        assert [type(one.error) for one in await test.drain()] == [ResultTimeout]
 
 
 # Signals and cancelling
@@ -428,7 +432,8 @@ async def test_a_running_handler_hears_that_it_is_cancelled(app: App, test: Unde
     draining = asyncio.create_task(test.drain())
     await begun.wait()
     await handle.cancel()
-    assert [one.ending for one in await draining] == [Ending.CANCELLED]
+    async with asyncio.timeout(HANGS):
+        assert [one.ending for one in await draining] == [Ending.CANCELLED]
     assert await handle.status() is State.CANCELLED
 
 
@@ -446,7 +451,7 @@ async def test_a_drain_that_is_cancelled_gives_its_task_back(app: App, test: Und
     await begun.wait()
     draining.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await draining
+        await asyncio.wait_for(draining, HANGS)
     assert await handle.status() is State.PENDING
     wait = False
     assert len(await test.drain()) == 1

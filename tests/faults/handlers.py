@@ -83,6 +83,14 @@ def hold_alone(ctx: Context, gate: str) -> None:
 
 
 @app.task(max_crashes=OFTEN)
+async def block(ctx: Context, gate: str) -> None:
+    """Keeps the loop of its process to itself."""
+    with noted(ctx):
+        if ctx.attempt == 1:
+            pass_through(gate)
+
+
+@app.task(max_crashes=OFTEN)
 async def freeze(ctx: Context) -> None:
     """The first attempt stops its whole process until somebody continues it; not with the store's lock in its hand, for which everybody would wait."""
     with noted(ctx):

@@ -20,8 +20,8 @@ SOON = replace(BOUNDS, rerun=15 * SECOND)
 """Promised are 5 s; the rest is for a machine that is busy with other tests."""
 
 
-async def kills(tmp_path: Path, n: int, seed: int, env: dict[str, str]) -> list[int]:
-    """So many workers killed at moments that chance picks, one after the other, beside one that lives; how soon their tasks began again."""
+async def kills(tmp_path: Path, n: int, seed: int, env: dict[str, str], latest: int = 40) -> list[int]:
+    """So many workers killed, each when it has begun as many tasks as chance picks, beside one that lives; how soon their tasks began again."""
     random = Random(seed)
     deaths: list[tuple[set[int], int]] = []
     async with place_at(tmp_path, env) as place, place.worker() as survivor:
@@ -30,7 +30,7 @@ async def kills(tmp_path: Path, n: int, seed: int, env: dict[str, str]) -> list[
             for _ in range(n):
                 async with place.worker() as victim:
                     (child,) = await victim.joined()
-                    await place.effects.count(random.randrange(1, 40), "begin", pids=[child.pid])
+                    await place.effects.count(random.randrange(1, latest), "begin", pids=[child.pid])
                     victim.signal(signal.SIGKILL)
                     at = place.note_death([child.worker])
                     await victim.ended()
@@ -49,7 +49,7 @@ async def test_a_worker_is_killed_under_load(tmp_path: Path) -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(3))
 async def test_many_workers_are_killed_under_load(tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int) -> None:
-    delays = await kills(tmp_path, 20, seed, {})
+    delays = await kills(tmp_path, 20, seed, {}, 600)
     with capsys.disabled():
         figures = ", ".join(f"{name} {percentile(delays, part):.2f} s" for name, part in (("p50", 0.5), ("p99", 0.99), ("longest", 1)))
         print(f"\n20 kills of a worker, {len(delays)} tasks began again elsewhere: {figures}")
@@ -96,8 +96,10 @@ async def test_nobody_outlives_a_supervisor(tmp_path: Path) -> None:
     async with place_at(tmp_path) as place, place.worker("--processes", 2) as worker:
         gate = place.gate("gate")
         await worker.joined(2)
-        tasks = await place.submit(new("alone", ms=60_000), new("hold", gate=gate.path), new("alone", ms=60_000))
-        await place.effects.count(3, "begin", tasks=tasks)
+        alone = await place.submit(new("alone", ms=60_000), new("alone", ms=60_000))
+        await place.effects.count(2, "begin", tasks=alone)
+        blocking = await place.submit(new("block", gate=gate.path))
+        await place.effects.count(1, "begin", tasks=blocking)
         family = worker.family()
         assert len(family) >= 4
         assert not any(map(gone, family))
@@ -147,6 +149,7 @@ async def test_a_task_that_kills_its_process_is_poison(tmp_path: Path) -> None:
         judged = await verdict(place, replace(BOUNDS, max_crashes=2), dead=[poison])
         (task,) = await place.engine.get([poison])
     assert [attempt.outcome for attempt in judged.attempts[poison]] == ["crashed"] * 3
+    assert all(attempt.error and "SIGKILL" in attempt.error.message for attempt in judged.attempts[poison])
     assert [attempt.outcome for attempt in judged.attempts[neighbour]] == ["crashed", "completed"]
     assert {judged.reads[other].executions for other in others} == {1}
     assert len(worker.children()) == 2

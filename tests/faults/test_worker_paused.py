@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.effects import until
-from tests.faults.workers import Place, Worker, new, place_at, verdict
+from taskmill.clock import SECOND
+from tests.faults.workers import Place, Worker, new, passed, place_at, verdict
 from tests.history import events
 
 HELD = ("hold", "hold", "hold_async")
@@ -79,19 +79,23 @@ def claimed(history: list[events.Event], worker: str) -> set[str]:
     return {given.task for event in history if isinstance(event, events.Claim) and event.worker == worker for given in event.given}
 
 
-async def test_a_child_that_stands_still_for_a_moment(tmp_path: Path) -> None:
-    """Nobody minds."""
+@pytest.mark.parametrize("how", ["stopped", "blocked"])
+async def test_a_child_that_is_deaf_keeps_what_it_has_begun(tmp_path: Path, how: str) -> None:
+    """For longer than a lease: stopped from outside, or by a handler that does not let its loop turn."""
     async with place_at(tmp_path) as place, place.worker() as worker:
         gate = place.gate("gate")
         tasks = await held(place, worker, gate.path)
         (child,) = worker.children()
-        os.kill(child.pid, signal.SIGSTOP)
-        began = place.client.recorder.now()
-        await until(lambda: True if place.client.recorder.now() - began > 500_000 else None, "half a second")
+        if how == "blocked":
+            tasks += await place.submit(new("block", gate=gate.path))
+            await place.effects.count(len(tasks), "begin", tasks=tasks)
+        else:
+            os.kill(child.pid, signal.SIGSTOP)
+        await passed(place, 3 * SECOND)
         os.kill(child.pid, signal.SIGCONT)
         gate.close()
         await place.all_ended(tasks)
         assert await worker.stop() == 0
         judged = await verdict(place)
-    assert {judged.reads[task].executions for task in tasks} == {1}
+    assert {(judged.reads[task].executions, judged.reads[task].crashes) for task in tasks} == {(1, 0)}
     assert worker.children() == [child]

@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import apsw
 import pytest
 
 from taskmill.clock import HOUR, MINUTE, SECOND
 from taskmill.task import State, Task
 from tests.faults import stepped
-from tests.faults.effects import until
-from tests.faults.workers import BRISK, Load, Place, new, place_at, verdict
-
-
-@asynccontextmanager
-async def locked(store: Path) -> AsyncIterator[None]:
-    """Somebody's transaction on the same file, who knows nothing of us."""
-    connection = apsw.Connection(str(store))
-    connection.set_busy_timeout(30_000)
-    await asyncio.to_thread(connection.execute, "BEGIN IMMEDIATE")
-    try:
-        yield
-    finally:
-        connection.execute("ROLLBACK")
-        connection.close()
+from tests.faults.workers import BRISK, Load, Place, locked, new, passed, place_at, verdict
 
 
 async def everybody_lives(place: Place, workers: int, seconds: float) -> None:
@@ -77,11 +60,6 @@ async def states(place: Place, tasks: list[str]) -> set[State]:
     return {task.state for task in await place.engine.get(tasks) if isinstance(task, Task)}
 
 
-async def a_lease_passes(place: Place) -> None:
-    began = place.client.recorder.now()
-    await until(lambda: True if place.client.recorder.now() - began > 3 * SECOND else None, "more than a lease")
-
-
 @pytest.mark.parametrize("by", [HOUR, -HOUR], ids=["forward", "back"])
 async def test_the_wall_clock_is_set(tmp_path: Path, by: int) -> None:
     """No task before its time by the clock that was set, whatever that is; leases and beats do not look at it."""
@@ -98,7 +76,7 @@ async def test_the_wall_clock_is_set(tmp_path: Path, by: int) -> None:
         await place.all_ended(now)
         if by > 0:
             await place.all_ended(half)
-        await a_lease_passes(place)
+        await passed(place, 3 * SECOND)
         assert await states(place, held) == {State.RUNNING}
         assert await states(place, later if by > 0 else half + later) == {State.SCHEDULED}
         gate.let(3)

@@ -15,6 +15,7 @@ from random import Random
 from types import TracebackType
 from typing import Self, cast
 
+import apsw
 import msgspec
 
 from taskmill import codec
@@ -31,7 +32,7 @@ from tests.faults.recorded import Recorded
 from tests.history import Bounds, Recorder, events
 from tests.history.events import Event
 
-__all__ = ["BOUNDS", "BRISK", "NEVER", "Gate", "Load", "Place", "Verdict", "Worker", "gone", "new", "place_at", "verdict"]
+__all__ = ["BOUNDS", "BRISK", "NEVER", "Gate", "Load", "Place", "Verdict", "Worker", "gone", "locked", "new", "passed", "place_at", "verdict"]
 
 BOUNDS = Bounds(lease=0, max_crashes=1_000)
 """What supervisors do is not in the history: a lease may end unseen."""
@@ -252,3 +253,23 @@ def gone(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return state in "ZX"
+
+
+@contextlib.asynccontextmanager
+async def locked(store: Path) -> AsyncIterator[None]:
+    """Somebody's transaction on the same file, who knows nothing of us."""
+    connection = apsw.Connection(str(store))
+    connection.set_busy_timeout(30_000)
+    await asyncio.to_thread(connection.execute, "BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK")
+        connection.close()
+
+
+async def passed(place: Place, time: int) -> None:
+    """Time itself is what the fault is made of."""
+    now = place.client.recorder.now
+    over = now() + time
+    await until(lambda: True if now() > over else None, "time")

@@ -6,7 +6,7 @@
 The store is real: a SQLite file, written and synced. Only its clock is moved by hand, so that nobody has to wait ten minutes
 to see what happens in ten minutes; every line that begins with "…" is such a move.
 
-There is no worker program in this version yet. The tour speaks to the engine directly and plays the workers itself.
+It speaks to the engine directly and plays the workers itself; programs declare functions and submit calls instead, see the other examples.
 """
 
 from __future__ import annotations

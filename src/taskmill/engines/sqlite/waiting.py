@@ -64,7 +64,8 @@ class Waiters:
             if there or timeout <= 0:
                 return there
             with contextlib.suppress(TimeoutError):
-                task, state = await asyncio.wait_for(future, timeout / 1e6)
+                async with asyncio.timeout(timeout / 1e6):
+                    task, state = await future
                 return {task: state}
             return {}
         finally:

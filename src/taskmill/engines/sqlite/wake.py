@@ -39,7 +39,8 @@ class Listener:
     async def wait(self, timeout: float | None = None) -> None:
         """Until the next hint, or the time is over."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.heard.wait(), timeout)
+            async with asyncio.timeout(timeout):  # not wait_for: in Python 3.11 it forgets a cancel that comes together with the hint
+                await self.heard.wait()
         self.heard.clear()
 
     def close(self) -> None:

@@ -14,6 +14,8 @@ The names below are loaded when they are first used, so that `import taskmill`, 
 
 from typing import TYPE_CHECKING
 
+from taskmill.version import __version__
+
 if TYPE_CHECKING:
     from taskmill.app import App
     from taskmill.context import Context, Fail, RetryAfter
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from taskmill.retry import Retry
     from taskmill.task import Priority, State, Unique
     from taskmill.tasks import Call, Tasks, TaskType
-
-__version__ = "0.1.0.dev0"
 
 __all__ = [
     "App",
@@ -44,6 +44,7 @@ __all__ = [
     "TaskmillError",
     "Tasks",
     "Unique",
+    "__version__",
 ]
 
 _MODULES = {

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from msgspec import Struct
 
-from taskmill import __version__
 from taskmill.clock import SECOND, Clock, SystemClock
 from taskmill.engine import (
     DEFAULT_RETENTION,
@@ -43,6 +42,7 @@ from taskmill.engine import (
 )
 from taskmill.errors import StaleTerm, TaskmillError
 from taskmill.task import LIVE, NewTask, Priority, State
+from taskmill.version import __version__
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

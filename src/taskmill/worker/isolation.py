@@ -88,6 +88,7 @@ class Runners:
             if (runner := self._idle.pop()).alive:
                 return runner
             self._all.discard(runner)
+            runner.close()
         return None
 
     async def _start(self) -> _Runner:
@@ -174,8 +175,11 @@ class _Runner:
     async def end(self) -> None:
         """Nothing of worth is in it any more, and what a handler left behind might keep it."""
         self.kill()
-        self._channel.close()
+        self.close()
         await self._process.wait()
+
+    def close(self) -> None:
+        self._channel.close()
 
 
 def death(code: int) -> str:

@@ -1,0 +1,253 @@
+"""The executor: lines, slots, deadlines, and what is handed back; without a store, and with handlers that wait to be told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from taskmill import App, Context
+from taskmill.clock import MILLISECOND, SECOND, SystemClock
+from taskmill.engine import Ending, Outcome
+from taskmill.worker.attempt import Running, ended
+from taskmill.worker.board import Board
+from taskmill.worker.executor import Executor
+from taskmill.worker.stats import Stats
+from tests.unit.worker.parts import claimed
+
+GENEROUS = 30.0
+left = contextvars.ContextVar("left", default="")
+
+
+class Alone:
+    """Where attempts would run in processes of their own; here they run until they are cancelled."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+
+    async def attempt(self, running: Running) -> Outcome:
+        self.begun.append(running.claimed.type)
+        return ended(running, Ending.COMPLETED)
+
+
+class Hall:
+    """An executor of two slots, and the gates its handlers wait at."""
+
+    def __init__(self) -> None:
+        self.app = App("sqlite://:memory:")
+        self.gate = asyncio.Event()
+        self.let_go = threading.Event()
+        self.order: list[str] = []
+        self.seen: list[str] = []
+        self.outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
+        self.begun: asyncio.Queue[str] = asyncio.Queue()
+        self.moved = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+        self.board = Board()
+        self.alone = Alone()
+        self.declare()
+        self.executor = Executor(
+            self.app, self.board, self._finish, self.moved.set, self.alone, SystemClock(), Stats(), concurrency=2, kill_after=SECOND
+        )  # fmt: skip
+        self.token = 0
+
+    def _finish(self, outcome: Outcome) -> None:
+        self.board.clear([outcome.token])
+        self.outcomes.put_nowait(outcome)
+
+    def declare(self) -> None:
+        @self.app.task(name="hold.async")
+        async def hold_async() -> None:
+            self.begun.put_nowait("hold")
+            await self.gate.wait()
+
+        @self.app.task(name="hold.sync")
+        def hold_sync(ctx: Context) -> str | None:
+            self.loop.call_soon_threadsafe(self.begun.put_nowait, "hold")
+            while not self.let_go.wait(0.01) and not ctx.cancelled:
+                pass
+            self.loop.call_soon_threadsafe(self.begun.put_nowait, "asked" if ctx.cancelled else "let go")
+            self.let_go.wait(GENEROUS)
+            return ctx.cancel_reason
+
+        @self.app.task
+        async def note(line: str) -> None:
+            self.order.append(line)
+
+        @self.app.task(name="variable.async")
+        async def variable_async() -> None:
+            self.seen.append(left.get())
+            left.set("something")
+
+        @self.app.task(name="variable.sync")
+        def variable_sync() -> None:
+            self.seen.append(left.get())
+            left.set("something")
+
+        @self.app.task(isolated=True)
+        def apart() -> None:
+            raise AssertionError
+
+    def offer(self, type: str, n: int = 1, **fields: Any) -> list[int]:
+        tasks = [claimed(type, self.token + number, **fields) for number in range(1, n + 1)]
+        self.token += n
+        self.board.hold(tasks, self.token)
+        self.executor.offer(tasks)
+        self.last = tasks
+        return [task.token for task in tasks]
+
+    async def ended(self, n: int = 1) -> list[Outcome]:
+        async with asyncio.timeout(GENEROUS):
+            return [await self.outcomes.get() for _ in range(n)]
+
+    async def full(self, mode: str) -> None:
+        """Both slots are taken."""
+        self.offer(f"hold.{mode}", 2)
+        async with asyncio.timeout(GENEROUS):
+            for _ in range(2):
+                await self.begun.get()
+
+    async def at_rest(self) -> None:
+        """Every slot is back, those of threads too."""
+        async with asyncio.timeout(GENEROUS):
+            while self.executor.free < 2:
+                self.moved.clear()
+                await self.moved.wait()
+
+    def open_gates(self) -> None:
+        self.gate.set()
+        self.let_go.set()
+
+
+@pytest.fixture
+async def hall() -> AsyncIterator[Hall]:
+    hall = Hall()
+    yield hall
+    hall.open_gates()
+    await hall.at_rest()
+    hall.executor._timer.cancel()
+    hall.board.close()
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+async def test_never_more_than_there_are_slots(hall: Hall, mode: str) -> None:
+    await hall.full(mode)
+    hall.offer(f"hold.{mode}", 3)
+    await asyncio.sleep(0)
+    assert (hall.executor.free, hall.executor.waiting, hall.begun.qsize()) == (0, 3, 0)
+    hall.open_gates()
+    assert [outcome.ending for outcome in await hall.ended(5)] == [Ending.COMPLETED] * 5
+    assert hall.executor.held == {}
+
+
+async def test_by_priority_then_as_claimed(hall: Hall) -> None:
+    await hall.full("async")
+    for priority, line in ((1, "b"), (0, "d"), (3, "a"), (1, "c")):
+        hall.offer("note", payload=f'{{"line":"{line}"}}'.encode(), priority=priority)
+    hall.open_gates()
+    await hall.ended(6)
+    assert hall.order == ["a", "b", "c", "d"]
+
+
+async def test_what_waits_is_handed_back_when_nothing_moves(hall: Hall) -> None:
+    await hall.full("async")
+    begun = hall.executor.begun
+    assert not hall.executor.stuck(begun)  # nobody waits
+    tokens = hall.offer("note", 3, payload=b'{"line":"x"}')
+    assert not hall.executor.stuck(begun - 1)  # one has begun since
+    assert hall.executor.stuck(begun)
+    hall.executor.release_waiting()
+    outcomes = await hall.ended(3)
+    assert {outcome.token for outcome in outcomes} == set(tokens)
+    assert {(outcome.ending, outcome.started_after) for outcome in outcomes} == {(Ending.RELEASED, None)}
+    assert hall.order == []
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+async def test_a_cancel_of_one_that_waits_and_of_one_that_runs(hall: Hall, mode: str) -> None:
+    await hall.full(mode)
+    [waiting] = hall.offer("note", payload=b'{"line":"x"}')
+    hall.executor.cancel([task.claimed.id for task in hall.executor.held.values()])
+    hall.let_go.set()
+    outcomes = {outcome.token: outcome for outcome in await hall.ended(3)}
+    assert outcomes[waiting].ending == Ending.CANCELLED
+    assert hall.order == []
+    running = {outcome.ending for token, outcome in outcomes.items() if token != waiting}
+    assert running == ({Ending.CANCELLED} if mode == "async" else {Ending.COMPLETED})  # a value is a completion, however late
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+async def test_the_time_of_a_handler_is_over(hall: Hall, mode: str) -> None:
+    hall.offer(f"hold.{mode}", timeout=50 * MILLISECOND)
+    await hall.begun.get()
+    if mode == "sync":
+        async with asyncio.timeout(GENEROUS):
+            assert await hall.begun.get() == "asked"
+        [lease] = hall.board.leases()
+        assert lease.started < lease.deadline <= SystemClock().monotonic() + SECOND
+        hall.let_go.set()
+    [outcome] = await hall.ended()
+    if mode == "async":
+        assert outcome.error is not None
+        assert (outcome.ending, outcome.error.code) == (Ending.RETRY, "timeout")
+    else:
+        assert (outcome.ending, outcome.result) == (Ending.COMPLETED, b'"timeout"')
+
+
+async def test_a_lost_lease_and_a_stop_release(hall: Hall) -> None:
+    await hall.full("async")
+    hall.executor.lose([1, 99])
+    [outcome] = await hall.ended()
+    assert (outcome.token, outcome.ending) == (1, Ending.RELEASED)
+    hall.executor.stop()
+    [outcome] = await hall.ended()
+    assert (outcome.token, outcome.ending) == (2, Ending.RELEASED)
+
+
+async def test_what_does_not_end_is_given_up(hall: Hall) -> None:
+    await hall.full("sync")
+    hall.executor.stop()
+    hall.executor.abandon()
+    assert {outcome.ending for outcome in await hall.ended(2)} == {Ending.RELEASED}
+    hall.let_go.set()
+    hall.offer("note", payload=b'{"line":"after"}')
+    assert [outcome.ending for outcome in await hall.ended()] == [Ending.COMPLETED]
+    assert hall.outcomes.empty()  # those given up have no second end
+
+
+async def test_what_was_withdrawn_does_not_begin(hall: Hall) -> None:
+    await hall.full("async")
+    [token] = hall.offer("note", payload=b'{"line":"x"}')
+    hall.board.withdraw([token])
+    hall.gate.set()
+    outcomes = {outcome.token: outcome.ending for outcome in await hall.ended(3)}
+    assert outcomes[token] == Ending.RELEASED
+    assert hall.order == []
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+async def test_context_variables_end_with_the_task(hall: Hall, mode: str) -> None:
+    hall.offer(f"variable.{mode}", 20)
+    await hall.ended(20)
+    assert hall.seen == [""] * 20
+
+
+@pytest.mark.parametrize("crashes", [0, 1, 2, 3])
+async def test_suspects_run_alone(hall: Hall, crashes: int) -> None:
+    hall.offer("note", payload=b'{"line":"x"}', crashes=crashes)
+    await hall.ended()
+    assert hall.alone.begun == (["note"] if crashes >= 2 else [])
+
+
+async def test_one_that_took_a_process_with_it_runs_alone(hall: Hall) -> None:
+    task = claimed("note", 77, payload=b'{"line":"x"}')
+    hall.executor.suspects.add(task.id)
+    hall.board.hold([task], 1)
+    hall.executor.offer([task])
+    hall.offer("apart")
+    await hall.ended(2)
+    assert sorted(hall.alone.begun) == ["apart", "note"]

@@ -1,0 +1,171 @@
+"""Processes of their own: used again, replaced when changed or dead, killed when they do not listen."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from taskmill import App
+from taskmill.clock import MILLISECOND, MINUTE
+from taskmill.engine import Ending, Outcome
+from taskmill.loading import load
+from taskmill.worker.attempt import CANCELLED, TIMEOUT, Running
+from taskmill.worker.isolation import Runners, death
+from tests.unit.worker.parts import claimed
+
+APP = """
+import os
+import time
+
+from taskmill import App, Context
+
+app = App("sqlite://:memory:")
+
+
+@app.task(isolated=True)
+def pid() -> int:
+    return os.getpid()
+
+
+@app.task(isolated=True)
+async def change() -> int:
+    os.environ["LEFT_BEHIND"] = "1"
+    return os.getpid()
+
+
+@app.task(isolated=True)
+def exits() -> None:
+    os._exit(3)
+
+
+@app.task(isolated=True)
+def listens(ctx: Context, fifo: str) -> None:
+    open(fifo, "w").close()
+    while not ctx.cancelled:
+        time.sleep(0.01)
+    raise RuntimeError(ctx.cancel_reason)
+
+
+@app.task(isolated=True)
+def deaf(fifo: str) -> None:
+    open(fifo, "w").close()
+    while True:
+        time.sleep(1)
+
+
+@app.task(isolated=True)
+async def deaf_loop(fifo: str) -> None:
+    deaf.function(fifo)
+"""
+
+
+class Yard:
+    """Runners of an app in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "isolated_app.py"
+        self.file.write_text(APP)
+        self.fifo = folder / "fifo"
+        os.mkfifo(self.fifo)
+        self.app: App = load(str(self.file))
+        self.runners = Runners(str(self.file), 400 * MILLISECOND)
+
+    def attempt(self, type: str) -> Running:
+        payload = msgspec.json.encode({"fifo": str(self.fifo)}) if type in ("listens", "deaf", "deaf_loop") else b"{}"
+        running = Running(claimed(type, payload=payload, timeout=MINUTE), self.app.types[type], 1, asyncio.get_running_loop())
+        running.started = 2
+        return running
+
+    async def run(self, type: str) -> Outcome:
+        async with asyncio.timeout(30):
+            return await self.runners.attempt(self.attempt(type))
+
+    async def pid(self, type: str = "pid") -> int:
+        outcome = await self.run(type)
+        assert outcome.result is not None, outcome.error
+        return int(outcome.result)
+
+
+@pytest.fixture
+async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
+    yard = Yard(tmp_path)
+    yield yard
+    await yard.runners.close()
+
+
+async def test_a_process_is_used_again_until_it_is_changed(yard: Yard) -> None:
+    first = await yard.pid()
+    assert first != os.getpid()
+    assert await yard.pid() == first
+    assert await yard.pid("change") == first
+    assert await yard.pid() != first
+
+
+async def test_two_at_once_have_two(yard: Yard) -> None:
+    assert len(set(await asyncio.gather(yard.pid(), yard.pid()))) == 2
+
+
+async def test_one_that_dies_is_a_crash_and_the_next_has_another(yard: Yard) -> None:
+    outcome = await yard.run("exits")
+    assert outcome.ending == Ending.CRASHED
+    assert outcome.error is not None
+    assert outcome.error.message == "its process ended with exit code 3"
+    assert await yard.pid()
+
+
+async def test_one_that_died_between_two_attempts_is_nobody_s_crash(yard: Yard) -> None:
+    first = await yard.pid()
+    os.kill(first, signal.SIGKILL)
+    [runner] = yard.runners._all
+    async with asyncio.timeout(30):
+        await runner._process.wait()
+    assert await yard.pid() != first
+
+
+@pytest.mark.parametrize(
+    ("type", "reason", "ending"),
+    [
+        ("listens", CANCELLED, Ending.CANCELLED),
+        ("listens", TIMEOUT, Ending.RETRY),
+        ("deaf", CANCELLED, Ending.CANCELLED),
+        ("deaf", TIMEOUT, Ending.RETRY),
+        ("deaf_loop", TIMEOUT, Ending.RETRY),
+    ],
+)
+async def test_asked_to_end(yard: Yard, type: str, reason: str, ending: Ending) -> None:
+    running = yard.attempt(type)
+    attempt = asyncio.create_task(yard.runners.attempt(running))
+    async with asyncio.timeout(30):
+        await asyncio.to_thread(yard.fifo.read_bytes)  # it runs
+        running.reason = reason
+        attempt.cancel()
+        outcome = await attempt
+    assert outcome.ending == ending
+    if reason == TIMEOUT:
+        assert outcome.error is not None
+        assert outcome.error.code == "timeout"
+    assert await yard.pid()
+
+
+async def test_an_app_that_no_longer_imports_is_not_the_task_s_fault(yard: Yard) -> None:
+    yard.file.write_text("def (")
+    outcome = await yard.run("pid")
+    assert outcome.ending == Ending.RETRY
+    assert outcome.error is not None
+    assert outcome.error.code == "HandlerUnavailable"
+    assert "does not import" in outcome.error.message
+    yard.file.write_text(APP)
+    assert await yard.pid()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(0, "exit code 0"), (7, "exit code 7"), (-9, "SIGKILL (out of memory?)"), (-11, "SIGSEGV"), (-250, "killed by 250")]
+)
+def test_how_a_process_ended(code: int, said: str) -> None:
+    assert said in death(code)

@@ -69,7 +69,7 @@ class Runners:
         except _Died as died:
             outcome = ended(running, Ending.CRASHED, error=ErrorInfo("crashed", str(died)))
         except HandlerUnavailable as error:
-            outcome = failed(running, error)
+            outcome = msgspec.structs.replace(failed(running, error), error=ErrorInfo("handler_unavailable", str(error)))
         if runner is not None:
             await self._put_back(runner)
         return outcome

@@ -158,7 +158,7 @@ async def test_an_app_that_no_longer_imports_is_not_the_task_s_fault(yard: Yard)
     outcome = await yard.run("pid")
     assert outcome.ending == Ending.RETRY
     assert outcome.error is not None
-    assert outcome.error.code == "HandlerUnavailable"
+    assert outcome.error.code == "handler_unavailable"
     assert "does not import" in outcome.error.message
     yard.file.write_text(APP)
     assert await yard.pid()

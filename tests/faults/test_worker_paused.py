@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from taskmill.clock import SECOND
+from taskmill.worker.offspring import DEAF
 from tests.faults.workers import Place, Worker, new, passed, place_at, verdict
 from tests.history import events
 
@@ -81,7 +82,7 @@ def claimed(history: list[events.Event], worker: str) -> set[str]:
 
 @pytest.mark.parametrize("how", ["stopped", "blocked"])
 async def test_a_child_that_is_deaf_keeps_what_it_has_begun(tmp_path: Path, how: str) -> None:
-    """For longer than a lease: stopped from outside, or by a handler that does not let its loop turn."""
+    """For longer than a lease, and so long that its supervisor gives away the rest: stopped from outside, or by a handler that keeps the loop to itself."""
     async with place_at(tmp_path) as place, place.worker() as worker:
         gate = place.gate("gate")
         tasks = await held(place, worker, gate.path)
@@ -91,7 +92,7 @@ async def test_a_child_that_is_deaf_keeps_what_it_has_begun(tmp_path: Path, how:
             await place.effects.count(len(tasks), "begin", tasks=tasks)
         else:
             os.kill(child.pid, signal.SIGSTOP)
-        await passed(place, 3 * SECOND)
+        await passed(place, DEAF + 3 * SECOND // 2)
         os.kill(child.pid, signal.SIGCONT)
         gate.close()
         await place.all_ended(tasks)

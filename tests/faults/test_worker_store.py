@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from taskmill.clock import HOUR, MINUTE, SECOND
 from taskmill.task import State, Task
 from tests.faults import stepped
-from tests.faults.workers import BRISK, Load, Place, locked, new, passed, place_at, verdict
+from tests.faults.workers import BRISK, Load, Place, Worker, locked, new, place_at, verdict
 
 
 async def everybody_lives(place: Place, workers: int, seconds: float) -> None:
@@ -60,33 +61,44 @@ async def states(place: Place, tasks: list[str]) -> set[State]:
     return {task.state for task in await place.engine.get(tasks) if isinstance(task, Task)}
 
 
+async def held(place: Place, worker: Worker, gate: str, n: int = 3) -> list[str]:
+    await worker.joined()
+    tasks = await place.submit(*(new("hold", gate=gate) for _ in range(n)))
+    await place.effects.count(n, "begin", tasks=tasks, pids=[worker.children()[0].pid])
+    return tasks
+
+
 @pytest.mark.parametrize("by", [HOUR, -HOUR], ids=["forward", "back"])
 async def test_the_wall_clock_is_set(tmp_path: Path, by: int) -> None:
-    """No task before its time by the clock that was set, whatever that is; leases and beats do not look at it."""
-    stepped.step(tmp_path / "clock", 0)
-    async with place_at(tmp_path, clock=stepped.SteppedClock(tmp_path / "clock")) as place, place.worker(module="tests.faults.stepped") as worker:
+    """No task before its time by the clock that was set, whatever that is; leases and beats do not look at it: who lives keeps his, who dies loses them."""
+    clock = tmp_path / "clock"
+    stepped.step(clock, 0)
+    async with place_at(tmp_path, clock=stepped.SteppedClock(clock)) as place, place.worker("--concurrency", 3, module=stepped.__name__) as victim:
         gate = place.gate("gate")
-        (child,) = await worker.joined()
-        held = await place.submit(*(new("hold", gate=gate.path) for _ in range(3)))
-        await place.effects.count(3, "begin", tasks=held)
-        half = await place.submit(*(new("work", ms=1, delay=30 * MINUTE) for _ in range(3)))
-        later = await place.submit(*(new("work", ms=1, delay=2 * HOUR) for _ in range(3)))
-        stepped.step(tmp_path / "clock", by)
-        now = await place.submit(*(new("work", ms=1) for _ in range(5)), *(new("work", ms=1, delay=SECOND // 2) for _ in range(5)))
-        await place.all_ended(now)
-        if by > 0:
-            await place.all_ended(half)
-        await passed(place, 3 * SECOND)
-        assert await states(place, held) == {State.RUNNING}
-        assert await states(place, later if by > 0 else half + later) == {State.SCHEDULED}
-        gate.let(3)
-        await place.all_ended(held)
-        stepped.step(tmp_path / "clock", 0)
-        await place.all_ended(await place.submit(*(new("work", ms=1, delay=SECOND // 10) for _ in range(5))))
-        stepped.step(tmp_path / "clock", 3 * HOUR)
-        await place.all_ended([*half, *later])
-        assert worker.children() == [child]
-        assert await worker.stop() == 0
+        lost = await held(place, victim, gate.path)
+        async with place.worker(module=stepped.__name__) as worker:
+            kept = await held(place, worker, gate.path)
+            half = await place.submit(*(new("work", ms=1, delay=30 * MINUTE) for _ in range(3)))
+            later = await place.submit(*(new("work", ms=1, delay=2 * HOUR) for _ in range(3)))
+            victim.signal(signal.SIGSTOP)  # its last beat is from before
+            stepped.step(clock, by)
+            victim.signal(signal.SIGKILL)
+            await place.all_ended(await place.submit(*(new("work", ms=1) for _ in range(5)), *(new("work", ms=1, delay=SECOND // 2) for _ in range(5))))
+            await worker.says("no longer heard of")
+            assert State.RUNNING not in await states(place, lost)
+            assert await states(place, kept) == {State.RUNNING}
+            if by > 0:
+                await place.all_ended([*lost, *half])
+            assert await states(place, later if by > 0 else half + later) == {State.SCHEDULED}
+            gate.let(3)
+            await place.all_ended(kept)
+            stepped.step(clock, 0)
+            await place.all_ended(await place.submit(*(new("work", ms=1, delay=SECOND // 10) for _ in range(5))))
+            stepped.step(clock, 3 * HOUR)
+            await place.all_ended([*lost, *half, *later])
+            assert len(worker.children()) == 1
+            assert await worker.stop() == 0
         gate.close()
         judged = await verdict(place)
-    assert {(read.executions, read.crashes) for read in judged.reads.values()} == {(1, 0)}
+    assert {(read.executions, read.crashes) for task, read in judged.reads.items() if task not in lost} == {(1, 0)}
+    assert {(judged.reads[task].executions, judged.reads[task].crashes) for task in lost} == {(2, 1)}

@@ -330,7 +330,7 @@ async def test_death_of_the_worker_process(tmp_path: Path) -> None:
         async with workers.client(url) as client:
             await client.joined()
             ids = await client.submit_many([NewTask(type=type, payload=b"{}", max_crashes=1) for type in fatal])
-            others = await client.submit_many([NewTask(type=f"fine.{mode}", payload=b"{}") for mode in MODES * 3])
+            others = await client.submit_many([NewTask(type=f"fine.{mode}", payload=b"{}", max_crashes=10) for mode in MODES * 3])
             for how, id in zip(fatal.values(), ids, strict=True):
                 task = await client.ended(id)
                 attempts = [attempt for attempt in await client.attempts(id) if attempt.outcome != "released"]

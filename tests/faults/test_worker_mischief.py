@@ -102,7 +102,7 @@ async def mischief(tmp_path: Path, steps: int, seed: int) -> str:
 
 
 async def test_mischief(tmp_path: Path) -> None:
-    await mischief(tmp_path, 5, 7)
+    await mischief(tmp_path, 3, 7)
 
 
 @pytest.mark.chaos

@@ -34,7 +34,7 @@ async def stops(tmp_path: Path, n: int) -> None:
 
 
 async def test_stopped_under_load(tmp_path: Path) -> None:
-    await stops(tmp_path, 4)
+    await stops(tmp_path, 3)
 
 
 @pytest.mark.chaos

@@ -167,3 +167,12 @@ async def test_a_dropped_schedule_forgets_when_it_fired(engine: Engine) -> None:
     await fire(engine, version, term, new())
     await engine.drop("schedule", "nightly")
     assert await item(engine, "fired", "nightly") is None
+
+
+async def test_a_schedule_has_not_fired_before_it_made_a_task(engine: Engine, clock: ManualClock) -> None:
+    version, term = await scheduled(engine), await led(engine)
+    await fire(engine, version, term, next_at=clock.now() + HOUR)
+    assert "fired_at" not in await fired_state(engine)
+    clock.advance(1)
+    await fire(engine, version, await led(engine), new())
+    assert (await fired_state(engine))["fired_at"] == clock.now()

@@ -32,7 +32,7 @@ async def test_a_refusal_gets_lost_too() -> None:
 
 
 def test_every_asynchronous_verb_of_the_contract_is_asked_again() -> None:
-    once = {"open", "close", "new_id", "transaction", "wakeups", "events", "features", "clock"}
+    once = {"open", "close", "new_id", "transaction", "in_transaction", "wakeups", "events", "features", "clock"}
     verbs = {name for name in vars(Engine) if not name.startswith("_")}
     assert verbs - once == ASKED_AGAIN
     assert {"submit", "claim", "finish", "heartbeat", "recover_lost", "put", "wait", "outbox"} <= ASKED_AGAIN

@@ -18,7 +18,7 @@ __all__ = ["up"]
 
 @example("taskmill up app.py", "taskmill up app.py --processes 2 --port 8080")
 @click.command()
-@click.option("--with-parent", is_flag=True, hidden=True)  # for `dev`: never go on alone, with code that is old
+@click.option("--with-parent", is_flag=True, hidden=True, help="End with the program that started this: `dev`, whose old code must not go on alone.")
 @serving_options
 def up(with_parent: bool, **options: Any) -> int:
     """Run an app: its workers, its schedules and all upkeep.

@@ -223,7 +223,9 @@ def fire(step: Step, schedule: str, version: int, tasks: Sequence[NewTask], next
         if answer is not None:
             answers.append(answer)
             last = last if answer.status is Status.REFUSED else answer.id
-    state |= {"next_at": next_at, "last": last, "fired_at": step.now, "cron": setting.get("cron")}
+    state |= {"next_at": next_at, "last": last, "cron": setting.get("cron")}
+    if tasks:  # without, its next time was only found out
+        state["fired_at"] = step.now
     step.db.execute(queries.put, ("fired", schedule, False, msgspec.json.encode(state), 1 if fired is None else fired[1] + 1, "", 0))
     step.event(Kind.SCHEDULE_FIRED, schedule, version)
     return Fired(tuple(answers), version)

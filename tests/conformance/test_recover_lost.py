@@ -405,3 +405,40 @@ async def test_recovery_with_nothing_to_do(engine: Engine, clock: ManualClock) -
     assert [await record(engine, id) for id in ids] == before
     await one.done(task)
     assert ids_of(await one.claim(10)) == ids[1:]
+
+
+async def test_a_clock_set_back_keeps_no_pending_task_waiting(engine: Engine, clock: ManualClock) -> None:
+    """Their time had come; and they keep their order among themselves."""
+    ids = []
+    for _ in range(5):
+        ids.append(await submit_one(engine))
+        clock.advance(1)
+    later = await submit_one(engine, delay=HOUR)
+    clock.step(-2 * HOUR)
+    while (await engine.recover_lost()).more:
+        pass
+    one = await worker(engine)
+    assert ids_of(await one.claim(10)) == ids
+    assert await state(engine, later) is State.SCHEDULED
+
+
+async def test_a_clock_set_back_while_a_task_runs(engine: Engine, clock: ManualClock) -> None:
+    """It is given back with its age, and is due."""
+    one = await worker(engine)
+    id = await submit_one(engine)
+    [claimed] = await one.claim()
+    clock.step(-HOUR)
+    await engine.recover_lost()
+    await one.finish(claimed, ending=Ending.RELEASED)
+    assert ids_of(await one.claim()) == [id]
+
+
+async def test_a_clock_set_forward_and_right_again(engine: Engine, clock: ManualClock) -> None:
+    one = await worker(engine)
+    clock.step(DAY)
+    await engine.recover_lost()
+    first = await submit_one(engine)
+    clock.step(-DAY)
+    await engine.recover_lost()
+    second = await submit_one(engine)
+    assert sorted(ids_of(await one.claim(5))) == sorted([first, second])

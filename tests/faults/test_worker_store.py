@@ -87,8 +87,7 @@ async def test_the_wall_clock_is_set(tmp_path: Path, by: int) -> None:
             await worker.says("no longer heard of")
             assert {task.crashes for task in await place.engine.get(lost) if isinstance(task, Task)} == {1}
             assert await states(place, kept) == {State.RUNNING}
-            if by > 0:
-                await place.all_ended([*lost, *half])
+            await place.all_ended([*lost, *half] if by > 0 else lost)
             assert await states(place, later if by > 0 else half + later) == {State.SCHEDULED}
             gate.let(3)
             await place.all_ended(kept)

@@ -39,9 +39,12 @@ SCANS = {
     "lanes.any_stand": "ends with the first row",
     "live.beats": "as many rows as there are workers",
     "live.last_mark": "a table of one row",
+    "live.wall": "a table of one row",
     "recover.first_moving": "ends with the first row",
     "recover.forget_lanes": "only lanes in which nothing is ready, by an index of just those, and at most as many as asked for",
     "recover.forget_shares": "as many rows as there are shares, once in a round of retention",
+    "recover.newest": "ends with the first row, from the end",
+    "recover.queues": "as many rows as there are queues, when the clock was set back",
     "recover.idle_counters": "as many rows as there are limits in use, once in a round of retention",
     "recover.forget_taken": "answers of the last minutes, once in a round of retention",
     "step.store": "a table of one row",
@@ -92,6 +95,7 @@ EXACT = {
     "transitions.lower_edges": [BY_NUMBER],
     "recover.held_by": ["INDEX taskmill_task_held (worker=?)"],
     "recover.held_up_to": ["INDEX taskmill_task_held (worker=? AND request<?)"],
+    "recover.pending_ahead": ["INDEX taskmill_task_plain (lane=? AND priority=? AND ready_at>? AND ready_at<?)"],
     "recover.due_expiries": ["PRIMARY KEY (at<?)"],
 }
 
@@ -104,7 +108,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, apsw.
     live = cast("apsw.Connection", connect(folder / "store.db-live", durability=Durability.LOCAL, busy_timeout=SECOND))
     migrate.migrate(main, ManualClock())
     tables = load("live.sql")
-    for table in (tables.beat_table, tables.mark_table, tables.term_table):
+    for table in (tables.beat_table, tables.mark_table, tables.term_table, tables.clock_table):
         live.execute(table)
     assert main.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, -1) == 1
     yield {"main": main, "live": live}

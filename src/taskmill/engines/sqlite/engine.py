@@ -358,10 +358,17 @@ class SQLiteEngine:
 
     async def recover_lost(self, n: int = 500) -> Moved:
         fair_since = await self._live_do(lambda live: live.mark(self._lease))
-        moved = await self._write(lambda step: recover.recover(step, self._silent(step, fair_since), n))
+        newest, back, moved = await self._write(lambda step: self._recover(step, fair_since, n))
+        if back and not moved.more:
+            await self._live_do(lambda live: live.settle(newest))
         if moved.lost:
             await self._live_do(lambda live: live.forget_all(moved.lost))
         return moved
+
+    def _recover(self, step: Step, fair_since: int, n: int) -> tuple[int, int, Moved]:
+        newest = recover.newest(step)
+        back = self._live_in_step.do(lambda live: live.set_back(newest))
+        return newest, back, recover.recover(step, self._silent(step, fair_since), n, back)
 
     def _silent(self, step: Step, fair_since: int) -> list[str]:
         """Beats are read under the write lock: whoever beat while this waited for it lives."""

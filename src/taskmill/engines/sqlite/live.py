@@ -111,6 +111,21 @@ class Live:
         now = self._clock.monotonic()
         return {worker: max(0, now - at) for worker, at in self._db.execute(queries.beats, (self._boot,))}
 
+    # The wall clock
+
+    def set_back(self, newest: int) -> int:
+        """How far the wall clock was set back since recovery last looked at it, or since the newest task was submitted; so until that is settled."""
+        now = self._clock.now()
+        wall, settled = self._db.execute(queries.wall).fetchone() or (0, 0)
+        back: int = max(wall, 0 if newest == settled else newest) - now
+        if back <= 0:
+            self._db.execute(queries.set_wall, (now, settled))
+        return max(0, back)
+
+    def settle(self, newest: int) -> None:
+        """From here on the wall clock is right as it is."""
+        self._db.execute(queries.set_wall, (self._clock.now(), newest))
+
     # Leadership
 
     def renew(self, term: Term, lasts: int) -> bool:
@@ -132,7 +147,7 @@ class Live:
 def _connect(path: Path, busy_timeout: int, vfs: str | None) -> Database:
     connection = connect(path, durability=Durability.LOCAL, busy_timeout=busy_timeout, vfs=vfs)
     connection.execute("PRAGMA synchronous = OFF").fetchall()
-    for statement in (queries.beat_table, queries.mark_table, queries.term_table):
+    for statement in (queries.beat_table, queries.mark_table, queries.term_table, queries.clock_table):
         connection.execute(statement)
     return connection
 

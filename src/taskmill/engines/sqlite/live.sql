@@ -7,6 +7,15 @@ CREATE TABLE IF NOT EXISTS mark (one INTEGER PRIMARY KEY CHECK (one = 1), at INT
 -- name: term_table
 CREATE TABLE IF NOT EXISTS term (role TEXT PRIMARY KEY, holder TEXT NOT NULL, number INTEGER NOT NULL, at INTEGER NOT NULL, boot TEXT NOT NULL) WITHOUT ROWID;
 
+-- name: clock_table
+CREATE TABLE IF NOT EXISTS clock (one INTEGER PRIMARY KEY CHECK (one = 1), wall INTEGER NOT NULL, settled INTEGER NOT NULL);
+
+-- name: wall
+SELECT wall, settled FROM clock;
+
+-- name: set_wall
+INSERT INTO clock (one, wall, settled) VALUES (1, ?, ?) ON CONFLICT DO UPDATE SET wall = excluded.wall, settled = excluded.settled;
+
 -- name: beat
 INSERT INTO beat (worker, at, boot) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at, boot = excluded.boot;
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from taskmill import codec
-from taskmill.clock import SECOND
+from taskmill.clock import MINUTE, SECOND
 from taskmill.engine import Moved, Retention, Term
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.finish import crash
@@ -19,13 +19,13 @@ from taskmill.errors import StaleTerm, TaskmillError
 from taskmill.events import Kind
 from taskmill.task import DEFAULT_DEDUPE_WINDOW, ErrorInfo, NewTask, TypeSettings, resolve
 
-__all__ = ["check_term", "give_back", "leave", "prune", "purge", "recover"]
+__all__ = ["check_term", "give_back", "leave", "newest", "prune", "purge", "recover"]
 
 queries = load("recover.sql")
 
 
-def recover(step: Step, dead: Collection[str], n: int) -> Moved:
-    """Up to n leases of these workers are lost; then a slice of everything that only time or an earlier step has decided."""
+def recover(step: Step, dead: Collection[str], n: int, back: int = 0) -> Moved:
+    """Up to n leases of these workers are lost; then a slice of everything that only time, an earlier step or a clock that was set `back` has decided."""
     moved, lost = 0, []
     moves = Moves(step)
     for worker in dead:
@@ -44,6 +44,7 @@ def recover(step: Step, dead: Collection[str], n: int) -> Moved:
     more |= lanes.open_due(step)
     more |= fall_slice(step)
     more |= _move_types(step, n)
+    more |= back > 0 and _pull_pending(step, back, n)
     return Moved(moved + expired, more or moved >= n or expired >= n, tuple(lost))
 
 
@@ -63,6 +64,26 @@ def _expire(step: Step, n: int) -> int:
             moves.cancel(row, ErrorInfo("expired", "its time was over before it could run"), reason="expired")
     moves.settle()
     return len(due)
+
+
+def newest(step: Step) -> int:
+    """When the last task was submitted, by the clock of that time."""
+    found = step.db.execute(queries.newest).fetchone()
+    return 0 if found is None else found[0]
+
+
+def _pull_pending(step: Step, back: int, n: int) -> bool:
+    """What was pending before the clock was set back stays due, and in its order; whether there may be more. (A claim of plain tasks asks for their time.)"""
+    until = step.now + back + MINUTE  # something may have become ready after the clock was last looked at
+    found = [
+        seq
+        for (queue,) in step.db.execute(queries.queues).fetchall()
+        for priority in range(4)
+        for (seq,) in step.db.execute(queries.pending_ahead, (-queue, priority, step.now, until, n)).fetchall()
+    ]
+    step.db.executemany(queries.pull, [(back, step.now, seq) for seq in found])
+    step.woke |= bool(found)
+    return bool(found)
 
 
 def _move_types(step: Step, n: int) -> bool:

@@ -114,3 +114,17 @@ DELETE FROM taskmill_start WHERE counter = ?;
 -- name: forget_counter
 DELETE FROM taskmill_counter WHERE id = ?1
   AND NOT EXISTS (SELECT 1 FROM taskmill_stand WHERE counter = ?1) AND NOT EXISTS (SELECT 1 FROM taskmill_lane WHERE shut = ?1 AND top IS NOT NULL) RETURNING 1;
+
+-- name: newest
+SELECT created_at FROM taskmill_task ORDER BY seq DESC LIMIT 1;
+
+-- name: pending_ahead
+-- Pending, and by the clock as it was set back not yet ready.
+SELECT seq FROM taskmill_task INDEXED BY taskmill_task_plain
+WHERE lane = ?1 AND lane < 0 AND priority = ?2 AND state <= 2 AND ready_at > ?3 AND ready_at <= ?4 AND +state = 0 LIMIT ?5;
+
+-- name: pull
+UPDATE taskmill_task SET ready_at = min(ready_at - ?1, ?2) WHERE seq = ?3;
+
+-- name: queues
+SELECT id FROM taskmill_queue;

@@ -100,6 +100,7 @@ class Moves:
             row.flags &= ~(CANCEL | AWAITS | SEALED)
             row.crashes = 0
         state = PENDING
+        ready_at = min(ready_at, self.step.now)  # its time has come once; if the clock was set back since, it is due all the same
         values = (state, ready_at, row.failures, row.crashes, row.executions if executions is None else executions, row.flags, must_end or row.must_end)
         self.step.db.execute(queries.set_ready, (*values, keep_lease, self.step.now, row.seq))
         self._arrived(row, state)

@@ -83,12 +83,14 @@ async def _run(end: socket.socket, board_fd: int) -> int:
 
 
 def _check_queues(app: App, start: Start) -> None:
-    """A worker of a queue that none of its tasks is in would wait for ever."""
+    """A worker without tasks, or of a queue that none of its tasks is in, would wait for ever."""
+    if not app.types:
+        raise AppError(f"{start.target} declares no tasks", code="no_tasks", field=None, hint="decorate a function with @app.task, or app.include(tasks)")
     known = sorted({declared.settings.queue for declared in app.types.values()})
     for queue in start.queues:
         if check_name(queue, "queue") not in known:
             near = get_close_matches(queue, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"its queues are {', '.join(known)}" if known else "it declares no tasks"
+            hint = f"did you mean {near[0]}?" if near else f"its queues are {', '.join(known)}"
             raise AppError(f"no task of {start.target} is in the queue {queue!r}", code="unknown_queue", field=None, hint=hint)
 
 
@@ -184,6 +186,8 @@ class Child:
                     self._executor.cancel(message.ids)
                 case "lost":
                     self._executor.lose(message.tokens)
+                case "quiet":
+                    self._claimer.pause()
                 case "pause":
                     self._claimer.pause()
                     self._executor.release_waiting()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import sys
 from types import MappingProxyType
@@ -21,9 +20,9 @@ from taskmill.engine import Claimed, Ending, Outcome
 from taskmill.task import ErrorInfo
 from taskmill.worker.attempt import Running, ended, failed
 from taskmill.worker.channel import Channel, Message
-from taskmill.worker.process import kill
+from taskmill.worker.process import death, kill
 
-__all__ = ["HandlerUnavailable", "Job", "Runners", "death"]
+__all__ = ["HandlerUnavailable", "Job", "Runners"]
 
 MOST_IDLE = 4
 LAST_BREATH = 0.5
@@ -180,11 +179,3 @@ class _Runner:
 
     def close(self) -> None:
         self._channel.close()
-
-
-def death(code: int) -> str:
-    """How a process ended, for people."""
-    if code >= 0:
-        return f"its process ended with exit code {code}"
-    name = signal.Signals(-code).name if -code in {number.value for number in signal.Signals} else str(-code)
-    return f"its process was killed by {name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")

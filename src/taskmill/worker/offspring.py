@@ -14,7 +14,7 @@ import msgspec
 from taskmill.clock import SECOND
 from taskmill.worker.board import Board, Lease
 from taskmill.worker.channel import Channel, Message
-from taskmill.worker.process import kill
+from taskmill.worker.process import death, kill
 from taskmill.worker.settings import Start
 
 __all__ = ["Offspring", "worker_id"]
@@ -49,6 +49,8 @@ class Offspring:
         self.culprits: frozenset[int] = frozenset()
         """Leases whose handlers it was killed for."""
         self.killed = False
+        self.mute = False
+        """It let go of the channel and did not end."""
         self.ran = 0
 
     @classmethod
@@ -97,6 +99,10 @@ class Offspring:
         self.culprits = culprits
         self.killed = True
         kill(self.process)
+
+    def death(self, code: int) -> str:
+        """How it ended, for people."""
+        return "it closed its own files, and was killed because nobody could speak to it any more" if self.mute else death(code)
 
     def close(self) -> None:
         self.channel.close()

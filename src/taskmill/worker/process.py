@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 
-__all__ = ["end_copies", "keep_standard_streams", "kill", "under"]
+__all__ = ["death", "end_copies", "keep_standard_streams", "kill", "under"]
 
 _PR_SET_PDEATHSIG = 1
 _OUT_OF_THE_WAY = 64
@@ -85,3 +85,11 @@ def _open_again(fd: int) -> None:
         os.dup2(spare, fd)
     else:
         os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+
+
+def death(code: int) -> str:
+    """How a process ended, for people."""
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in {number.value for number in signal.Signals} else str(-code)
+    return f"its process was killed by {name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")

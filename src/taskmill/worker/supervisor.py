@@ -31,9 +31,8 @@ from taskmill.errors import StoreError, TaskmillError
 from taskmill.maintenance import Maintenance
 from taskmill.worker import funeral
 from taskmill.worker.channel import Message
-from taskmill.worker.isolation import death
 from taskmill.worker.offspring import Offspring, worker_id
-from taskmill.worker.process import kill
+from taskmill.worker.process import death, kill
 from taskmill.worker.settings import Start, StoreSettings
 from taskmill.worker.stats import Counted
 
@@ -43,6 +42,8 @@ log = logging.getLogger("taskmill")
 
 MOST_SUSPECTS = 1_000
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+LONGEST_PAUSE_ONCE_JOINED = 1.0
+"""One that came so far was killed by a task, and the next must not wait for long."""
 SETTLED = 10.0
 """Seconds after which a child counts as well begun: the next death is no crash loop."""
 HARD_STOP = 1
@@ -212,7 +213,7 @@ class Supervisor:
                 pause = FIRST_PAUSE
             else:
                 await self._pause(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pause = min(2 * pause, LONGEST_PAUSE_ONCE_JOINED if child.joined else LONGEST_PAUSE)
             child = None
 
     async def _pause(self, seconds: float) -> None:
@@ -227,7 +228,7 @@ class Supervisor:
         code = await self._ended(child)
         if code != 0 and not self._hard.is_set():
             self.crashes += 1
-            log.warning("worker %s is gone: %s", child.worker, death(code))
+            log.warning("worker %s is gone: %s", child.worker, child.death(code))
         try:
             await self._bury(child, code)
         finally:
@@ -240,6 +241,7 @@ class Supervisor:
         try:
             return await asyncio.wait_for(child.process.wait(), self.settings.kill_after / SECOND)
         except TimeoutError:
+            child.mute = True
             kill(child.process)
             return await child.process.wait()
 
@@ -274,7 +276,7 @@ class Supervisor:
 
     async def _report(self, child: Offspring, code: int, *, killed: bool) -> None:
         assert self.engine is not None
-        outcomes = await funeral.outcomes(self.engine, child.worker, child.board.leases(), child.culprits, killed=killed, death=death(code))
+        outcomes = await funeral.outcomes(self.engine, child.worker, child.board.leases(), child.culprits, killed=killed, death=child.death(code))
         if outcomes:
             await self._finish(outcomes)
         await self.engine.leave(child.worker)
@@ -350,7 +352,7 @@ class Supervisor:
             child.unwanted = True
             child.drain(self.settings.grace_period)
         else:
-            child.channel.say(Message("resume" if command is None else "pause"))
+            child.channel.say(Message(command or "resume"))
 
     def _recycle(self, child: Offspring) -> None:
         """A child that has done its share, or grown too large, lets run what runs and is replaced."""

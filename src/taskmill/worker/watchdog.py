@@ -47,7 +47,8 @@ class Watchdog:
         frame = sys._current_frames().get(self._loop_thread)
         stack = "".join(traceback.format_stack(frame)[-8:]) if frame is not None else ""
         types = sorted({running.claimed.type for running in list(self._executor.held.values()) if running.started and running.task is not None})
-        log.warning(
-            "the loop of this worker is blocked for more than %d s by one of %s; a handler that blocks should be a plain function, or isolated=True\n%s",
-            PATIENCE // SECOND, ", ".join(types) or "no handler", stack,
-        )  # fmt: skip
+        if types:  # else the whole process stood still, and nobody in it is to blame
+            log.warning(
+                "the loop of this worker is blocked for more than %d s by one of %s; a handler that blocks should be a plain function, or isolated=True\n%s",
+                PATIENCE // SECOND, ", ".join(types), stack,
+            )  # fmt: skip

@@ -16,7 +16,8 @@ from taskmill.clock import MILLISECOND, MINUTE
 from taskmill.engine import Ending, Outcome
 from taskmill.loading import load
 from taskmill.worker.attempt import CANCELLED, TIMEOUT, Running
-from taskmill.worker.isolation import Runners, death
+from taskmill.worker.isolation import Runners
+from taskmill.worker.process import death
 from tests.unit.worker.parts import claimed
 
 APP = """

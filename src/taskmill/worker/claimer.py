@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ LONGEST_PAUSE = 1.0
 
 
 class Claimer:
-    """The way of tasks into one process."""
+    """The way of tasks into one process; `types` are those of which it runs only so many at once."""
 
     def __init__(self, engine: Engine, worker: str, queues: Sequence[str], board: Board, executor: Executor, types: Mapping[str, int]) -> None:
         self._engine = engine
@@ -121,7 +122,14 @@ class Claimer:
             self._measured = (now, executor.ran)
         waiting = executor.waiting
         prefetch = min(self._prefetch, self._board.free - executor.concurrency)
-        return Room(max(0, executor.free - waiting), self._types, max(0, prefetch - max(0, waiting - executor.free)))
+        return Room(max(0, executor.free - waiting), self._left(), max(0, prefetch - max(0, waiting - executor.free)))
+
+    def _left(self) -> Mapping[str, int]:
+        """How many more of the types that are bounded here."""
+        if not self._types:
+            return self._types
+        held = Counter(running.claimed.type for running in self._executor.held.values())
+        return {name: max(0, most - held[name]) for name, most in self._types.items()}
 
     async def _sleep(self, claim: Claim) -> None:
         """Until there may be work."""

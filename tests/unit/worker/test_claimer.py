@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from taskmill import App
+from taskmill.clock import HOUR
 from taskmill.engine import Filter, Outcome, Room
 from taskmill.task import NewTask, State
 from taskmill.worker import claimer as module
@@ -19,8 +20,9 @@ from taskmill.worker.executor import Executor
 from taskmill.worker.finisher import Finisher
 from taskmill.worker.stats import Stats
 
-GENEROUS = 30.0
+GENEROUS = 60.0
 SLOTS = 4
+FEW = 2
 
 
 class Nowhere:
@@ -40,7 +42,7 @@ class Mill:
         self.executor = Executor(
             app, board, self.finisher.add, self._room, Nowhere(), app.engine.clock, Stats(), concurrency=SLOTS
         )  # fmt: skip
-        self.claimer = Claimer(app.engine, "anna", ["default"], board, self.executor, {})
+        self.claimer = Claimer(app.engine, "anna", ["default"], board, self.executor, {"few": FEW})
         self.running = asyncio.create_task(self.claimer.run())
 
     def _room(self) -> None:
@@ -80,6 +82,11 @@ async def mill(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         await gates[0].wait()
 
     @app.task
+    async def few() -> None:
+        begun.put_nowait(None)
+        await gates[0].wait()
+
+    @app.task
     async def on_loop() -> None:
         pass
 
@@ -102,7 +109,7 @@ async def mill(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("type", ["on_loop", "in_thread"])
 async def test_all_of_many_end_also_on_a_small_board(mill: Mill, type: str) -> None:
     """Whoever waits for rows of the board is told when the store has answered."""
-    await mill.ended(await mill.submit(type, 2_000))
+    await mill.ended(await mill.submit(type, 500))
 
 
 async def test_no_more_than_there_are_slots_while_they_are_long(mill: Mill) -> None:
@@ -131,10 +138,21 @@ async def test_a_pause_claims_nothing_and_a_resume_at_once(mill: Mill) -> None:
     await mill.ended(ids + later)
 
 
-async def test_a_hint_wakes_it(mill: Mill) -> None:
-    """Far sooner than the polls would, which come once a second: ten in a row within the time of a few."""
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
+async def test_a_hint_wakes_it(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else does here: the polls are an hour apart."""
+    monkeypatch.setattr(module, "POLL", HOUR)
     for _ in range(10):
         await mill.ended(await mill.submit("on_loop", 1))
-    assert loop.time() - begun < 8
+
+
+async def test_no_more_of_a_type_than_its_share(mill: Mill) -> None:
+    """Also when its slots are taken claim by claim; others go by."""
+    ids = await mill.submit("few", 1)
+    async with asyncio.timeout(GENEROUS):
+        await mill.app.state.begun.get()
+    ids += await mill.submit("few", 2 * FEW)
+    await mill.ended(await mill.submit("on_loop", 20))
+    running = await mill.app.operations.list(Filter(states=frozenset({State.RUNNING})))
+    assert len(running.tasks) == FEW
+    mill.gate.set()
+    await mill.ended(ids)

@@ -11,7 +11,8 @@ from taskmill.cli.filters import NAME
 from taskmill.cli.groups import NounGroup
 from taskmill.cli.listing import watch, watching
 from taskmill.cli.options import as_json, confirmed, example, url
-from taskmill.cli.output import drawn, note, print_json, print_table
+from taskmill.cli.output import drawn, print_json, print_table
+from taskmill.cli.pausing import pause_each, reason, resume_each
 from taskmill.cli.store import place, run
 from taskmill.cli.views import QUEUE_COLUMNS, queue_data, queue_row
 from taskmill.engine import Filter
@@ -58,19 +59,14 @@ async def _look(operations: Operations) -> RenderableType:
 @example("taskmill queue pause mail --reason 'provider is down'")
 @queue.command()
 @_names
-@click.option("--reason", default="", help="Why, for those who find it paused.")
+@reason
 @url
 def pause(url: str | None, names: tuple[str, ...], reason: str) -> None:
     """Give out nothing of a queue until it is resumed.
 
     Tasks may still be submitted to it, and what runs goes on.
     """
-
-    async def act(operations: Operations) -> None:
-        for name in names:
-            click.echo(f"{name} is paused" if await operations.pause_queue(name, reason=reason) else f"{name} was paused already")
-
-    run(place(url), act)
+    pause_each(place(url), names, lambda operations, name: operations.pause_queue(name, reason=reason))
 
 
 @example("taskmill queue resume mail")
@@ -79,15 +75,7 @@ def pause(url: str | None, names: tuple[str, ...], reason: str) -> None:
 @url
 def resume(url: str | None, names: tuple[str, ...]) -> None:
     """Give out tasks of a queue again."""
-
-    async def act(operations: Operations) -> None:
-        for name in names:
-            if await operations.resume_queue(name):
-                click.echo(f"{name} is open again")
-            else:
-                note(f"{name} was not paused")
-
-    run(place(url), act)
+    resume_each(place(url), names, Operations.resume_queue, "is open again")
 
 
 @example("taskmill queue purge mail --dry-run", "taskmill queue purge mail --yes")

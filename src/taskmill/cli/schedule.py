@@ -8,7 +8,8 @@ from taskmill.cli.changing import agreed
 from taskmill.cli.filters import DURATION, INSTANT, NAME, PRIORITY, TAG
 from taskmill.cli.groups import NounGroup
 from taskmill.cli.options import OneOf, as_json, confirmed, example, url
-from taskmill.cli.output import note, print_json, print_table, when
+from taskmill.cli.output import print_json, print_table, when
+from taskmill.cli.pausing import pause_each, reason, resume_each
 from taskmill.cli.payload import read_payload
 from taskmill.cli.store import place, run
 from taskmill.cli.views import SCHEDULE_COLUMNS, schedule_data, schedule_row, submitted_data
@@ -118,16 +119,11 @@ def put(
 @example("taskmill schedule pause morning --reason 'holidays'")
 @schedule.command()
 @_names
-@click.option("--reason", default="", help="Why, for those who find it paused.")
+@reason
 @url
 def pause(url: str | None, names: tuple[str, ...], reason: str) -> None:
     """Let a schedule fire no more until it is resumed."""
-
-    async def act(operations: Operations) -> None:
-        for name in names:
-            click.echo(f"{name} is paused" if await operations.pause_schedule(name, reason=reason) else f"{name} was paused already")
-
-    run(place(url), act)
+    pause_each(place(url), names, lambda operations, name: operations.pause_schedule(name, reason=reason))
 
 
 @example("taskmill schedule resume morning")
@@ -136,15 +132,7 @@ def pause(url: str | None, names: tuple[str, ...], reason: str) -> None:
 @url
 def resume(url: str | None, names: tuple[str, ...]) -> None:
     """Let a schedule fire again."""
-
-    async def act(operations: Operations) -> None:
-        for name in names:
-            if await operations.resume_schedule(name):
-                click.echo(f"{name} fires again")
-            else:
-                note(f"{name} was not paused")
-
-    run(place(url), act)
+    resume_each(place(url), names, Operations.resume_schedule, "fires again")
 
 
 @example("taskmill schedule trigger morning")

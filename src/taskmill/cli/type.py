@@ -7,7 +7,8 @@ import click
 from taskmill.cli.filters import NAME
 from taskmill.cli.groups import NounGroup
 from taskmill.cli.options import as_json, example, url
-from taskmill.cli.output import note, print_json, print_table
+from taskmill.cli.output import print_json, print_table
+from taskmill.cli.pausing import pause_each, reason, resume_each
 from taskmill.cli.store import place, run
 from taskmill.cli.views import TYPE_COLUMNS, type_data, type_row
 from taskmill.operations import Operations
@@ -39,16 +40,11 @@ def list_(url: str | None, as_json: bool) -> None:
 @example("taskmill type pause charge --reason 'bank holiday'")
 @type_.command()
 @_names
-@click.option("--reason", default="", help="Why, for those who find it paused.")
+@reason
 @url
 def pause(url: str | None, names: tuple[str, ...], reason: str) -> None:
     """Give out no task of a type until it is resumed; what runs goes on."""
-
-    async def act(operations: Operations) -> None:
-        for name in names:
-            click.echo(f"{name} is paused" if await operations.pause_type(name, reason=reason) else f"{name} was paused already")
-
-    run(place(url), act)
+    pause_each(place(url), names, lambda operations, name: operations.pause_type(name, reason=reason))
 
 
 @example("taskmill type resume charge")
@@ -57,12 +53,4 @@ def pause(url: str | None, names: tuple[str, ...], reason: str) -> None:
 @url
 def resume(url: str | None, names: tuple[str, ...]) -> None:
     """Give out tasks of a type again."""
-
-    async def act(operations: Operations) -> None:
-        for name in names:
-            if await operations.resume_type(name):
-                click.echo(f"{name} is open again")
-            else:
-                note(f"{name} was not paused")
-
-    run(place(url), act)
+    resume_each(place(url), names, Operations.resume_type, "is open again")

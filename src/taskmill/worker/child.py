@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import socket
@@ -153,7 +152,6 @@ class Child:
             self._channel.say(Message("failed", text=f"{_place(error)}{type(error).__name__}: {error}"[:1_000]))
             await self._channel.flush()
             return 1
-        gc.freeze()  # what is there before the first task stays; the collector need not look at it for ever
         self._channel.say(Message("joined"))
         watchdog = Watchdog(self._executor)
         watchdog.start()

@@ -226,6 +226,24 @@ async def test_a_worker_that_is_told_to_stop(place: Place) -> None:
     assert {pid for word, pid in lines if word == "start"} == {pid for word, pid in lines if word == "stop"}
 
 
+async def test_stopped_while_one_is_being_replaced(place: Place) -> None:
+    """A process that is replaced lets run what runs for as long as it takes; a stop that comes meanwhile still ends it within the grace period."""
+    client = place.client
+    settings = {"beat": "100ms", "lease": "2s", "max_tasks": "1", "grace_period": "0s"}
+    with program("worker", "app.py", folder=place.folder, settings=settings) as worker:
+        [first] = await client.joined()
+        [running] = await held(place)
+        await client.run("work")
+
+        async def succeeded() -> bool:
+            return bool({one.id for one in await client.operations.workers()} - {first})
+
+        await eventually(succeeded, "a successor")
+        assert worker.end() == 0
+    task = await client.operations.get(running)
+    assert (task.state, task.crashes) == ("pending", 0)
+
+
 async def test_cancelled_while_they_wait_for_a_slot(place: Place) -> None:
     client = place.client
     with program("worker", "app.py", "--concurrency", "1", folder=place.folder, settings={"beat": "100ms", "lease": "2s"}) as worker:

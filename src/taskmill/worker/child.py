@@ -130,7 +130,8 @@ class Child:
         most = dict.fromkeys(alone, max(1, min(settings.concurrency, os.cpu_count() or 1)))
         self._claimer = Claimer(self._engine, start.worker, joining.queues, board, self._executor, most)
         self._drain = asyncio.Event()
-        self._grace: int | None = None
+        self._until: int | None = None
+        """When a drain must be over; a later one may say so of one that had no end."""
 
     def _room(self) -> None:
         self._claimer.make_room()
@@ -196,7 +197,7 @@ class Child:
                 case "suspect":
                     self._executor.suspects.update(message.ids)
                 case "drain":
-                    self._grace = message.number
+                    self._until = None if message.number is None else self._engine.clock.monotonic() + message.number
                     self._drain.set()
         os._exit(1)  # the supervisor is gone, and with it the beats
 
@@ -226,9 +227,10 @@ class Child:
     async def _end(self) -> None:
         """Release what has not begun; let run what runs, until the grace period is over; then release that too."""
         self._executor.release_waiting()
-        if not await self._idle(self._grace):
+        if not await self._idle():
             self._executor.stop()
-            if not await self._idle(int(LAST_WORDS * SECOND)):
+            self._until = self._engine.clock.monotonic() + int(LAST_WORDS * SECOND)
+            if not await self._idle():
                 self._executor.abandon()
         await self._finisher.drain()
         with contextlib.suppress(TaskmillError):
@@ -238,11 +240,10 @@ class Child:
         self._say_stats()
         await self._channel.flush()
 
-    async def _idle(self, within: int | None) -> bool:
-        """Whether every handler has ended within this time."""
-        until = None if within is None else self._engine.clock.monotonic() + within
+    async def _idle(self) -> bool:
+        """Whether every handler has ended in time."""
         while self._executor.held:
-            if until is not None and self._engine.clock.monotonic() >= until:
+            if self._until is not None and self._engine.clock.monotonic() >= self._until:
                 return False
             await asyncio.sleep(0.01)
         return True

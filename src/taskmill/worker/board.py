@@ -92,7 +92,7 @@ class Board:
         return True
 
     def hurry(self, token: int, deadline: int) -> None:
-        """It must end earlier than it was allowed to."""
+        """It must end earlier than it was allowed to; 0: it has ended, and has no deadline any more."""
         row = self._row_of.get(token)
         if row is not None:
             self._words[(_HEADER + row * _ROW.size) // _WORD + 2] = deadline

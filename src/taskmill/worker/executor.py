@@ -253,6 +253,7 @@ class Executor:
         self.ran += 1
         self._stats.count(running.claimed.type, outcome.ending, now - running.started)
         if self.held.pop(running.claimed.token, None) is not None:
+            self._board.hurry(running.claimed.token, 0)  # it has ended: however long the store takes to answer, nobody is to be killed for it
             self._finish(outcome)
         if self.ran % 16 == 0:  # a slot that is given back says so itself; here only what waits grows less
             self._room()

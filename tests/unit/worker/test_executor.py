@@ -14,7 +14,7 @@ from taskmill import App, Context
 from taskmill.clock import MILLISECOND, SECOND, SystemClock
 from taskmill.engine import Ending, Outcome
 from taskmill.worker.attempt import Running, ended
-from taskmill.worker.board import Board
+from taskmill.worker.board import Board, Lease
 from taskmill.worker.executor import Executor
 from taskmill.worker.stats import Stats
 from tests.unit.worker.parts import claimed
@@ -42,6 +42,8 @@ class Hall:
         self.gate = asyncio.Event()
         self.let_go = threading.Event()
         self.order: list[str] = []
+        self.leases: list[Lease] = []
+        """As the supervisor saw them when their outcomes went to the store."""
         self.seen: list[str] = []
         self.outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
         self.begun: asyncio.Queue[str] = asyncio.Queue()
@@ -56,6 +58,7 @@ class Hall:
         self.token = 0
 
     def _finish(self, outcome: Outcome) -> None:
+        self.leases += [lease for lease in self.board.leases() if lease.token == outcome.token]
         self.board.clear([outcome.token])
         self.outcomes.put_nowait(outcome)
 
@@ -142,6 +145,16 @@ async def test_never_more_than_there_are_slots(hall: Hall, mode: str) -> None:
     hall.open_gates()
     assert [outcome.ending for outcome in await hall.ended(5)] == [Ending.COMPLETED] * 5
     assert hall.executor.held == {}
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+async def test_whoever_has_ended_has_no_deadline(hall: Hall, mode: str) -> None:
+    """The store may take longer to answer than the handler was allowed to; its process must not be killed for that."""
+    await hall.full(mode)
+    assert all(lease.deadline > 0 for lease in hall.board.leases())
+    hall.open_gates()
+    await hall.ended(2)
+    assert [(lease.started > 0, lease.deadline) for lease in hall.leases] == [(True, 0)] * 2
 
 
 async def test_by_priority_then_as_claimed(hall: Hall) -> None:

@@ -1,0 +1,265 @@
+-- The arrows of a task's life, one row at a time, and what each of them owes: an inbox row for lanes and edges, unique keys, outbox, events.
+-- Every function here takes the row as its caller has it locked (SELECT … FOR UPDATE), with what the caller changed in it (failures, crashes, flags, …),
+-- and writes the row. Hot paths (plain claims and ends) write whole batches without these.
+
+-- An event, if somebody listens.
+CREATE FUNCTION tell(kind text, subject text, version integer, now bigint, data json DEFAULT NULL) RETURNS void LANGUAGE sql AS $$
+  INSERT INTO event (kind, subject, version, at, data) SELECT $1, $2, $3, $4, $5::text FROM store WHERE listen_until > $4
+$$;
+
+-- An outbox entry, if somebody subscribed to its kind.
+CREATE FUNCTION owe(kind text, subject text, data json, now bigint) RETURNS void LANGUAGE sql AS $$
+  INSERT INTO outbox (kind, subject, data, at) SELECT $1, $2, convert_to($3::text, 'UTF8'), $4 FROM store WHERE $1 = ANY (outbox_kinds)
+$$;
+
+-- There may be work in these queues: told once, to those who found nothing before. A hint: where another is just telling it, it is left to that one.
+CREATE FUNCTION announce(queues bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  UPDATE queue SET idle = false WHERE id = ANY (ARRAY(SELECT id FROM queue WHERE id = ANY (queues) AND idle FOR NO KEY UPDATE SKIP LOCKED));
+  IF FOUND THEN
+    PERFORM pg_notify(current_schema(), 'work');
+  END IF;
+END $$;
+
+CREATE FUNCTION queue_of(lane_number bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
+  SELECT CASE WHEN lane_number < 0 THEN -lane_number ELSE (SELECT queue FROM lane WHERE id = lane_number) END
+$$;
+
+CREATE FUNCTION facts(task_id uuid) RETURNS json LANGUAGE sql STABLE AS $$
+  SELECT json_build_object('type', type, 'queue', queue) FROM body WHERE id = task_id
+$$;
+
+-- The task left the state it was in: its slot returns, and its lane looks for its next task when a waiting one left it, or the one its order waited for.
+-- `arrives`: it becomes claimable there, now or later.
+CREATE FUNCTION leave_lane(t task, arrives boolean) RETURNS void LANGUAGE sql AS $$
+  INSERT INTO stir (lane, freed, look)
+  SELECT t.lane, (t.state = 3)::integer, arrives OR t.state <> 3 OR t.flags & 1 <> 0 WHERE t.lane > 0
+$$;
+
+CREATE FUNCTION kind_of(state smallint) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+  SELECT 'task.' || (ARRAY['ready', 'snoozed', 'retrying', 'started', 'waiting', 'completed', 'dead', 'cancelled'])[state + 1]
+$$;
+
+CREATE FUNCTION name_of(state smallint) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+  SELECT (ARRAY['pending', 'scheduled', 'retrying', 'running', 'waiting', 'completed', 'dead', 'cancelled'])[state + 1]
+$$;
+
+-- Pending, scheduled or retrying from `ready_at` on. `keep_lease`: its own holder ended it, so the lease stays known for the repeat of that step.
+CREATE FUNCTION set_ready(t task, new_state smallint, new_ready_at bigint, keep_lease boolean, now bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM leave_lane(t, true);
+  UPDATE task SET state = new_state, ready_at = new_ready_at, failures = t.failures, crashes = t.crashes, executions = t.executions, flags = t.flags,
+    must_end = t.must_end, open_edges = t.open_edges, token = CASE WHEN keep_lease THEN t.token END, worker = CASE WHEN keep_lease THEN t.worker END,
+    request = NULL, awaits = NULL, version = version + 1, updated_at = now
+  WHERE id = t.id;
+  PERFORM tell(kind_of(new_state), t.id::text, t.version + 1, now, facts(t.id));
+  PERFORM announce(ARRAY[queue_of(t.lane)]);
+END $$;
+
+-- The task can be claimed. Its time has come once: if the clock was set back since, it is due all the same.
+CREATE FUNCTION make_ready(t task, new_ready_at bigint, now bigint, reason text DEFAULT NULL, keep_lease boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF reason IS NOT NULL THEN  -- it must end, by its own handler
+    t.flags := t.flags & ~(2 | 64 | 128);
+    t.crashes := 0;
+    t.must_end := reason;
+  END IF;
+  PERFORM set_ready(t, 0::smallint, least(new_ready_at, now), keep_lease, now);
+END $$;
+
+-- Nothing is left to wait for; still no task starts before its time.
+CREATE FUNCTION wake_up(t task, now bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  due bigint := (SELECT run_at FROM body WHERE id = t.id);
+BEGIN
+  IF t.executions = 0 AND due > now THEN
+    PERFORM set_ready(t, 1::smallint, due, true, now);
+  ELSE
+    PERFORM make_ready(t, now, now);
+  END IF;
+END $$;
+
+CREATE FUNCTION make_waiting(t task, deadline bigint, new_awaits text, now bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM leave_lane(t, false);
+  UPDATE task SET state = 4, ready_at = deadline, flags = t.flags, open_edges = t.open_edges, awaits = new_awaits, failures = t.failures, crashes = t.crashes,
+    version = version + 1, updated_at = now
+  WHERE id = t.id;
+  PERFORM tell('task.waiting', t.id::text, t.version + 1, now, facts(t.id));
+END $$;
+
+-- Completed, dead or cancelled. If an attempt ended it, its lease stays in the record; one that ended earlier has its own.
+CREATE FUNCTION make_ended(t task, new_state smallint, now bigint, new_error json DEFAULT NULL, new_result json DEFAULT NULL, new_phase text DEFAULT NULL,
+  started_after bigint DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  attempt boolean := t.state = 3;
+  owed json;
+BEGIN
+  PERFORM leave_lane(t, false);
+  DELETE FROM task WHERE id = t.id;
+  INSERT INTO ended (id, seq, state, flags, version, executions, failures, crashes, open_edges, finished_at, token, worker, claimed_at, started_at,
+    must_end, phase, progress, opened, result, error)
+  VALUES (t.id, t.seq, new_state, t.flags & ~(2 | 64 | 128), t.version + 1, t.executions, t.failures, t.crashes, t.open_edges, now,
+    CASE WHEN attempt THEN t.token END, CASE WHEN attempt THEN t.worker END, t.claimed_at, t.claimed_at + started_after,
+    t.must_end, coalesce(new_phase, t.phase), t.progress, t.opened, new_result, new_error);
+  PERFORM let_go(t, new_state);
+  SELECT json_build_object('id', t.id, 'type', b.type, 'queue', b.queue, 'state', name_of(new_state), 'version', t.version + 1) INTO owed FROM body b WHERE b.id = t.id;
+  PERFORM owe('ended', t.id::text, owed, now);
+  IF new_state = 6 THEN
+    PERFORM owe('dead', t.id::text, owed, now);
+  END IF;
+  PERFORM tell(kind_of(new_state), t.id::text, t.version + 1, now,
+    CASE WHEN new_error IS NULL THEN facts(t.id) ELSE (facts(t.id)::jsonb || jsonb_build_object('error', new_error ->> 'code'))::json END);
+  PERFORM pg_notify(current_schema(), 'ended') FROM store WHERE wait_until > now;
+END $$;
+
+-- What an ended task held: its unique key, its signals, its place in an order; and the edges of those who wait for it fall.
+CREATE FUNCTION let_go(t task, new_state smallint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF t.flags & (4 | 8) <> 0 THEN
+    DELETE FROM held WHERE id = t.id;
+  END IF;
+  IF t.flags & 1024 <> 0 THEN
+    DELETE FROM signal WHERE id = t.id;
+  END IF;
+  IF t.flags & 1 <> 0 THEN
+    DELETE FROM ordered WHERE lane = t.lane AND seq = t.seq;
+  END IF;
+  IF t.flags & 32 <> 0 THEN
+    INSERT INTO falling (id, state) VALUES (t.id, new_state);
+  END IF;
+END $$;
+
+-- Cancelled; a task that must unwind becomes ready to do so instead. Answers the state it came to.
+CREATE FUNCTION make_cancelled(t task, now bigint, new_error json DEFAULT NULL, reason text DEFAULT 'cancelled') RETURNS smallint LANGUAGE plpgsql AS $$
+BEGIN
+  IF t.flags & 256 <> 0 AND t.must_end IS NULL THEN
+    PERFORM make_ready(t, now, now, reason);
+    RETURN 0;
+  END IF;
+  PERFORM make_ended(t, 7::smallint, now, new_error);
+  RETURN 7;
+END $$;
+
+-- The record of an attempt that did not end its task.
+CREATE FUNCTION keep_attempt(t task, how text, started_at bigint, why json, now bigint) RETURNS void LANGUAGE sql AS $$
+  INSERT INTO task_attempts (id, number, worker, token, started_at, ended_at, outcome, error)
+  VALUES (t.id, t.executions, t.worker, t.token, coalesce(started_at, t.claimed_at), now, how, why) ON CONFLICT DO NOTHING
+$$;
+
+-- One crash more; past the most that it may have the task is poison. A cancel that was asked for comes first.
+CREATE FUNCTION crash(t task, why json, keep_lease boolean, now bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  most integer := (SELECT max_crashes FROM body WHERE id = t.id);
+BEGIN
+  t.crashes := t.crashes + 1;
+  IF t.flags & 2 <> 0 THEN
+    PERFORM make_cancelled(t, now);
+  ELSIF t.crashes <= most THEN
+    PERFORM make_ready(t, t.ready_at, now, NULL, keep_lease);
+  ELSIF t.flags & 256 <> 0 AND t.must_end IS NULL THEN
+    PERFORM make_ready(t, now, now, 'poison', keep_lease);
+  ELSE
+    PERFORM make_ended(t, 6::smallint, now,
+      json_build_object('code', 'poison', 'message', format('its worker died %s times', t.crashes) || coalesce(': ' || (why ->> 'message'), '')),
+      NULL, CASE WHEN t.flags & 256 <> 0 THEN 'compensation_failed' END);
+  END IF;
+END $$;
+
+-- Names and their numbers. They are made once and then only read; two that make the same at once wait for each other's commit, so this is called outside
+-- of users' transactions first (see submit).
+CREATE FUNCTION queue_id(queue_name text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  found_id bigint;
+BEGIN
+  SELECT id INTO found_id FROM queue WHERE name = queue_name;
+  IF found_id IS NULL THEN
+    INSERT INTO queue (name) VALUES (queue_name) ON CONFLICT DO NOTHING;
+    SELECT id INTO found_id FROM queue WHERE name = queue_name;
+    PERFORM apply_settings();
+  END IF;
+  RETURN found_id;
+END $$;
+
+CREATE FUNCTION share_id(queue_number bigint, share_name text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  found_id bigint;
+BEGIN
+  SELECT id INTO found_id FROM share WHERE queue = queue_number AND name = share_name;
+  IF found_id IS NULL THEN
+    INSERT INTO share (queue, name) VALUES (queue_number, share_name) ON CONFLICT DO NOTHING;
+    SELECT id INTO found_id FROM share WHERE queue = queue_number AND name = share_name;
+  END IF;
+  RETURN found_id;
+END $$;
+
+CREATE FUNCTION counter_id(limit_name text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  found_id bigint;
+BEGIN
+  SELECT id INTO found_id FROM counter WHERE name = limit_name;
+  IF found_id IS NULL THEN
+    INSERT INTO counter (name, rate, span, cap) SELECT limit_name, rate, span, cap FROM numbers_of(split_part(limit_name, ':', 1)) ON CONFLICT DO NOTHING;
+    SELECT id INTO found_id FROM counter WHERE name = limit_name;
+  END IF;
+  RETURN found_id;
+END $$;
+
+-- The lane of such tasks: the plain line of the queue where nothing sets them apart.
+CREATE FUNCTION lane_id(queue_number bigint, share_name text, limit_names text[], key text, type_name text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  found_id bigint;
+  share_number bigint;
+BEGIN
+  IF share_name = '' AND limit_names = '{}' AND key = '' AND type_name = '' THEN
+    RETURN -queue_number;
+  END IF;
+  share_number := share_id(queue_number, share_name);
+  SELECT id INTO found_id FROM lane WHERE queue = queue_number AND share = share_number AND limits = limit_names AND order_key = key AND type = type_name;
+  IF found_id IS NULL THEN
+    INSERT INTO lane (queue, share, limits, counters, order_key, type, needs)
+    VALUES (queue_number, share_number, limit_names, ARRAY(SELECT counter_id(name) FROM unnest(limit_names) WITH ORDINALITY u(name, place) ORDER BY place),
+      key, type_name, type_name)
+    ON CONFLICT DO NOTHING;
+    SELECT id INTO found_id FROM lane WHERE queue = queue_number AND share = share_number AND limits = limit_names AND order_key = key AND type = type_name;
+  END IF;
+  RETURN found_id;
+END $$;
+
+-- Settings that steps read lie where they read them: this brings them there after a change of an item. An operator's stands over the declared one.
+CREATE FUNCTION in_force(item_kind text) RETURNS TABLE (name text, value json) LANGUAGE sql STABLE AS $$
+  SELECT DISTINCT ON (name) name, convert_from(value, 'UTF8')::json FROM item WHERE kind = item_kind ORDER BY name, operator DESC
+$$;
+
+CREATE FUNCTION apply_settings() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  UPDATE store SET paused_types = p.types, outbox_kinds = p.kinds
+  FROM (SELECT ARRAY(SELECT substr(name, 6) FROM in_force('pause') WHERE name LIKE 'type:%' ORDER BY 1) AS types, ARRAY(SELECT name FROM in_force('outbox') ORDER BY 1) AS kinds) p
+  WHERE (paused_types, outbox_kinds) IS DISTINCT FROM (p.types, p.kinds);
+  UPDATE queue q SET paused = s.paused, priorities = s.priorities, weights = s.weights
+  FROM (
+    SELECT k.id, EXISTS (SELECT 1 FROM in_force('pause') p WHERE p.name = 'queue:' || k.name) AS paused,
+      CASE WHEN json_typeof(i.value -> 'priorities') = 'array' THEN ARRAY(SELECT v::integer FROM json_array_elements_text(i.value -> 'priorities') v) END AS priorities,
+      coalesce(i.value ->> 'weights', '{}')::jsonb AS weights
+    FROM queue k LEFT JOIN in_force('queue') i ON i.name = k.name) s
+  WHERE s.id = q.id AND (q.paused, q.priorities, q.weights) IS DISTINCT FROM (s.paused, s.priorities, s.weights);
+END $$;
+
+-- The numbers of a limit; without a definition it counts but never closes, so what was charged can be given back.
+CREATE FUNCTION numbers_of(definition text, OUT rate integer, OUT span bigint, OUT cap integer) LANGUAGE sql STABLE AS $$
+  SELECT max((value ->> 'rate')::integer), coalesce(max((value ->> 'window')::bigint), 1000000), max((value ->> 'cap')::integer)
+  FROM in_force('limit') WHERE name = definition
+$$;
+
+CREATE FUNCTION apply_limit(definition text) RETURNS void LANGUAGE sql AS $$
+  UPDATE counter c SET rate = d.rate, span = d.span, cap = d.cap FROM numbers_of(definition) d
+  WHERE (c.name = definition OR c.name LIKE replace(replace(definition, '\', '\\'), '_', '\_') || ':%') AND (c.rate, c.span, c.cap) IS DISTINCT FROM (d.rate, d.span, d.cap)
+$$;
+
+-- The gate: whoever holds it may write lanes, shares, counters and stands. It is held to the end of the transaction, so only ever in one of its own.
+CREATE FUNCTION gate() RETURNS void LANGUAGE sql AS $$
+  SELECT pg_advisory_xact_lock(hashtextextended('taskmill gate of ' || current_schema(), 0))
+$$;
+CREATE FUNCTION try_gate() RETURNS boolean LANGUAGE sql AS $$
+  SELECT pg_try_advisory_xact_lock(hashtextextended('taskmill gate of ' || current_schema(), 0))
+$$;

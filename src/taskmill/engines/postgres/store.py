@@ -1,0 +1,42 @@
+"""What every verb of this engine stands on: the pool, the names of the schema, the clock, and the settings as they were last read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taskmill.clock import Clock, SystemClock
+from taskmill.engine import Durability
+from taskmill.engines.postgres.connecting import Pool
+from taskmill.engines.postgres.sql import Queries, load
+from taskmill.engines.settings import Settings
+
+__all__ = ["Store"]
+
+
+class Store:
+    """One schema of one database."""
+
+    def __init__(self, pool: Pool, schema: str, *, clock: Clock | None, durability: Durability, lease: int, term: int) -> None:
+        self.pool = pool
+        self.schema = schema
+        self.durability = durability
+        self.lease = lease
+        self.term = term
+        self._clock = None if isinstance(clock, SystemClock) else clock
+        self.generation = -1
+        self.settings = Settings(())
+        self._queries = self.load("store.sql")
+
+    def load(self, file: str) -> Queries:
+        return load(file, self.schema)
+
+    def now(self) -> int | None:
+        """The moment of a step: None, the server's own clock, unless a test moves time."""
+        return None if self._clock is None else self._clock.now()
+
+    async def read_settings(self, db: Any = None) -> Settings:
+        """The settings in force, read anew; on the user's connection when there is one."""
+        rows = await (db or self.pool).fetch(self._queries.settings)
+        self.generation = rows[0]["generation"]
+        self.settings = Settings((row["kind"], row["name"], row["value"]) for row in rows if row["kind"] is not None)
+        return self.settings

@@ -52,14 +52,14 @@ Kind = Literal["duration", "integer", "bytes", "boolean", "choice", "name", "tex
 _SCHEMES: dict[str, EngineKind] = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres", "redis": "redis", "rediss": "redis", "kafka": "kafka"}
 _OWN_PARAMETERS: dict[EngineKind, tuple[str, ...]] = {
     "sqlite": (),
-    "postgres": ("application_name", "sslmode", "sslrootcert", "sslcert", "sslkey", "target_session_attrs"),
+    "postgres": ("schema", "pool", "host", "port", "application_name", "sslmode", "sslrootcert", "sslcert", "sslkey", "target_session_attrs"),
     "redis": ("cluster", "sentinel"),
     "kafka": ("state", "archive"),
 }
 # These are settings too; in a URL they travel with the store they are about.
 _SHARED_PARAMETERS: dict[EngineKind, tuple[str, ...]] = {
     "sqlite": ("durability", "busy_timeout"),
-    "postgres": ("durability",),
+    "postgres": ("durability", "busy_timeout"),
     "redis": ("durability",),
     "kafka": ("durability",),
 }
@@ -114,9 +114,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
     durability: Annotated[
         str, Setting("choice", "What an acknowledged submit has reached: the disk, the store's memory, or a replica", choices=("fsync", "local", "replicated"))
     ] = "fsync"
-    busy_timeout: Annotated[int, Setting("duration", "SQLite: how long to wait for another process's write before giving up", minimum=0, maximum=HOUR)] = (
-        30 * SECOND
-    )
+    busy_timeout: Annotated[
+        int, Setting("duration", "How long to wait for the store (another process's write, a connection, an answer) before giving up", minimum=0, maximum=HOUR)
+    ] = 30 * SECOND
     name: Annotated[str, Setting("name", "The app whose types and schedules this program declares")] = "app"
     version: Annotated[int, Setting("integer", "The version of the app's declarations; a lower one never overwrites a higher one", maximum=2**31 - 1)] = 0
 

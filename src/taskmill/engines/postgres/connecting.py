@@ -1,0 +1,424 @@
+"""Connections to the server: a pool that holds few, asks nothing of them that is not needed, and says for sure whether a step may have been applied.
+
+Nothing is ever set for a session after it began, so a connection needs no cleaning between two users and whoever comes next gets it with the
+statements that it has prepared. What the engine needs of a session (that a commit is flushed, READ COMMITTED, no JIT) is asked for when it is opened.
+
+Behind a pooler like PgBouncer there are no sessions: two statements in turn may meet two servers. It is recognised by the number of the
+server's process, which it makes up. Then nothing is prepared, every step is a transaction that sets for itself what it needs, and nobody can listen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import asyncpg
+from asyncpg import exceptions as pg
+from asyncpg.transaction import Transaction
+
+from taskmill.clock import MILLISECOND, SECOND
+from taskmill.engine import Durability
+from taskmill.engines.postgres.errors import FAILURES, OLDEST_SERVER, breaks, passes, refuse_server, translate
+from taskmill.engines.postgres.target import Target
+from taskmill.errors import AnswerLost, Conflict, StoreError, TaskmillError, WrongStore
+
+__all__ = ["Connection", "Pool", "Record"]
+
+Record = asyncpg.Record
+Answer = TypeVar("Answer")
+
+COMMITS = {Durability.LOCAL: "off", Durability.FSYNC: "on", Durability.REPLICATED: "on"}
+"""`on` waits for the standbys that synchronous_standby_names names, if it names any."""
+
+SESSION = {
+    "default_transaction_isolation": "read committed",
+    "idle_in_transaction_session_timeout": "3600000",
+    "jit": "off",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+"""A program that vanished with its machine holds its locks for 25 s, not for two hours."""
+
+REPEATS = 20
+LONGEST_PAUSE = 50 * MILLISECOND
+STATEMENTS = 1_000
+
+_ARRAYS = {
+    "bool": (1000, 16), "bytea": (1001, 17), "int2": (1005, 21), "int4": (1007, 23), "int8": (1016, 20), "float8": (1022, 701),
+    "json": (199, 114), "jsonb": (3807, 3802), "uuid": (2951, 2950),
+}  # fmt: skip
+"""Arrays by the name of their elements: number of the array's type, and of the element's. They are the same in every server."""
+
+_NOTHING = dict.fromkeys(("range_subtype", "attrtypoids", "attrnames", "basetype", "basetype_name", "range_subtype_name"))
+_TYPES = [
+    _NOTHING | {"oid": array, "name": f"_{name}", "ns": "pg_catalog", "kind": b"b", "elemtype": element, "elemtype_name": name, "elemdelim": ","}
+    for name, (array, element) in _ARRAYS.items()
+]
+
+
+if TYPE_CHECKING:
+    _Base = asyncpg.Connection[asyncpg.Record]
+else:
+    _Base = asyncpg.Connection
+
+
+class Connection(_Base):
+    """asyncpg's, which knows the types of this engine, so that it asks no server for them, and how its last plain statement was answered."""
+
+    answer = ""
+
+    async def execute(self, query: str, *args: object, timeout: float | None = None) -> str:
+        self.answer = await super().execute(query, *args, timeout=timeout)
+        return self.answer
+
+    async def begin(self) -> None:
+        """What is true of every connection of this engine. No question is sent."""
+        await self.set_type_codec("uuid", schema="pg_catalog", encoder=str, decoder=str, format="text")
+        inner: Any = self
+        inner._protocol.get_settings().register_data_types(_TYPES)
+        _keep_alive(inner._transport.get_extra_info("socket"))
+
+
+def _keep_alive(connected: socket.socket | None) -> None:
+    """A server that vanished with its machine, or a wire that was cut, is noticed within 25 s, also by those who only listen."""
+    if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 25_000)):
+        if hasattr(socket, option):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+class Pool:
+    """The connections of one process."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.pooled = False
+        self.in_recovery = False
+        self.server_version: tuple[int, int] = (0, 0)
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
+        self._size = 0
+        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+        self._opened = False
+        self._emptied = asyncio.Event()
+
+    # Opening and closing
+
+    async def open(self) -> None:
+        """Connect once, and learn what is there: a server that is too old or cannot promise what is asked for is refused."""
+        try:
+            connection = await self._look()
+        except FAILURES as error:
+            raise translate(error, self.target) from None
+        self._opened, self._size = True, 1
+        self._idle.append(connection)
+
+    async def _look(self) -> Connection:
+        try:
+            connection = await self.connect()
+        except pg.ProtocolViolationError as error:
+            if "startup parameter" not in str(error):
+                raise
+            self.pooled = True
+            connection = await self.connect()
+        try:
+            return await self._learn(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+
+    async def _learn(self, connection: Connection) -> Connection:
+        row = await connection.fetchrow("SELECT pg_backend_pid(), pg_is_in_recovery(), current_setting('synchronous_standby_names')")
+        assert row is not None
+        pid, self.in_recovery, standbys = row
+        version = connection.get_server_version()
+        self.server_version = (version.major, version.micro)
+        if version.major < OLDEST_SERVER:
+            raise refuse_server(f"{version.major}.{version.micro}", self.target)
+        if self.target.durability is Durability.REPLICATED and not standbys:
+            hint = "set synchronous_standby_names there, or ask for durability fsync"
+            raise WrongStore(f"{self.target} has no synchronous standby", code="not_replicated", field="durability", hint=hint)
+        if pid != connection.get_server_pid() and not self.pooled:
+            self.pooled = True
+            await connection.close()
+            return await self.connect()
+        return connection
+
+    async def close(self, grace: int = 5 * SECOND) -> None:
+        """Steps under way may end within `grace`; then their connections are cut."""
+        self._opened = False
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+        if self._busy:
+            self._emptied.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), grace / SECOND)
+        for connection in self._busy:
+            connection.terminate()
+        idle, self._idle = self._idle, []
+        self._size -= len(idle)
+        await asyncio.gather(*(_close(connection) for connection in idle))
+
+    async def connect(self, *, plain: bool = False) -> Connection:
+        """A connection beside the pool; whoever asked for it closes it. `plain`: as any other program of this user gets it."""
+        settings = {"application_name": self.target.application_name}
+        if not self.pooled and not plain:
+            settings |= SESSION | {"synchronous_commit": COMMITS[self.target.durability]}
+        cache = 0 if self.pooled or plain else STATEMENTS
+        connection = await asyncpg.connect(
+            **self.target.arguments(), server_settings=settings, statement_cache_size=cache, max_cached_statement_lifetime=0, connection_class=Connection
+        )
+        await connection.begin()
+        return connection
+
+    # Steps
+
+    async def fetch(self, statement: str, *args: object, timeout: int | None = None) -> list[Record]:
+        """One statement, which is a step of its own; microseconds to wait for its answer."""
+        seconds = (timeout or self.target.patience) / SECOND
+        return await self._step(lambda connection: connection.fetch(statement, *args, timeout=seconds))
+
+    async def fetchrow(self, statement: str, *args: object, timeout: int | None = None) -> Record | None:
+        """The first row of such a statement."""
+        seconds = (timeout or self.target.patience) / SECOND
+        return await self._step(lambda connection: connection.fetchrow(statement, *args, timeout=seconds))
+
+    async def fetchval(self, statement: str, *args: object, timeout: int | None = None) -> Any:
+        """The first value of that row."""
+        seconds = (timeout or self.target.patience) / SECOND
+        return await self._step(lambda connection: connection.fetchval(statement, *args, timeout=seconds))
+
+    async def _step(self, ask: Callable[[Connection], Awaitable[Answer]]) -> Answer:
+        """Whoever rolled back because of others goes again."""
+        if self.pooled:
+            return await self._repeated(lambda: self._transacted(ask))
+        return await self._repeated(lambda: self._asked(ask))
+
+    async def _repeated(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        for repeat in range(REPEATS):
+            try:
+                return await ask()
+            except FAILURES as error:
+                if not passes(error) or repeat == REPEATS - 1:
+                    raise translate(error, self.target, sent=True) from None
+            await _pause(repeat)
+        raise AssertionError("the last repeat raises")
+
+    async def _asked(self, ask: Callable[[Connection], Awaitable[Answer]]) -> Answer:
+        connection = await self._acquire()
+        try:
+            return await ask(connection)
+        except BaseException as error:
+            _cut_if_broken(connection, error)
+            raise
+        finally:
+            self._release(connection)
+
+    async def _transacted(self, ask: Callable[[Connection], Awaitable[Answer]]) -> Answer:
+        async with self._begun(None) as (connection, transaction):
+            try:
+                answer = await ask(connection)
+            except FAILURES as error:
+                if passes(error):
+                    raise
+                raise translate(error, self.target) from None
+            await self._commit(connection, transaction)
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, *, durability: Durability | None = None, own: bool = True) -> AsyncIterator[Connection]:
+        """BEGIN … COMMIT, or ROLLBACK when the block raises. `own`: its statements are the engine's, so their errors are told in the words of this product;
+        those of a user's statements are the user's."""
+        async with self._begun(durability) as (connection, transaction):
+            try:
+                yield connection
+            except FAILURES as error:
+                if own or breaks(error):
+                    raise translate(error, self.target) from error
+                raise
+            try:
+                await self._commit(connection, transaction)
+            except FAILURES as error:
+                raise translate(error, self.target, sent=True) from None
+
+    @contextlib.asynccontextmanager
+    async def _begun(self, durability: Durability | None) -> AsyncIterator[tuple[Connection, Transaction]]:
+        """A transaction that has begun; it is rolled back unless it was committed inside."""
+        connection, transaction = await self._begin(durability)
+        try:
+            yield connection, transaction
+        except BaseException as error:
+            await _roll_back(connection, transaction, error)
+            raise
+        finally:
+            self._release(connection)
+
+    async def _begin(self, durability: Durability | None) -> tuple[Connection, Transaction]:
+        """Nothing has been done yet, so a connection that breaks here is replaced by the next."""
+        deadline = asyncio.get_running_loop().time() + self.target.patience / SECOND
+        while True:
+            connection = await self._acquire()
+            transaction = connection.transaction(isolation="read_committed" if self.pooled else None)
+            try:
+                await transaction.start()
+                if self.pooled or durability not in (None, self.target.durability):
+                    await connection.execute(f"SET LOCAL synchronous_commit TO {COMMITS[durability or self.target.durability]}")
+            except BaseException as error:
+                connection.terminate()
+                self._release(connection)
+                if not isinstance(error, FAILURES):
+                    raise
+                if not breaks(error) or asyncio.get_running_loop().time() > deadline:
+                    raise translate(error, self.target) from None
+            else:
+                return connection, transaction
+
+    async def _commit(self, connection: Connection, transaction: Transaction) -> None:
+        """PostgreSQL answers the COMMIT of a transaction in which a statement has failed with ROLLBACK, and no error."""
+        try:
+            await transaction.commit()
+        except FAILURES as error:
+            if breaks(error):
+                raise translate(error, self.target, sent=True) from None
+            raise
+        if connection.answer == "ROLLBACK":
+            hint = "let the error of a statement end the transaction, or put the statement into a nested one"
+            raise Conflict("the transaction was rolled back, because a statement in it had failed", code="rolled_back", hint=hint)
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection of the pool, for statements one after the other; errors come as asyncpg raises them."""
+        connection = await self._acquire()
+        try:
+            yield connection
+        except BaseException as error:
+            _cut_if_broken(connection, error)
+            raise
+        finally:
+            if connection.is_in_transaction():
+                connection.terminate()
+            self._release(connection)
+
+    # Taking and giving back
+
+    async def _acquire(self) -> Connection:
+        """An idle connection, a new one while there may be more, or the next that is given back: first come, first served."""
+        deadline = asyncio.get_running_loop().time() + self.target.patience / SECOND
+        while True:
+            if not self._opened:
+                raise StoreError(f"{self.target} is not open", code="closed")
+            while self._idle:
+                connection = self._idle.pop()
+                if not connection.is_closed():
+                    self._busy.add(connection)
+                    return connection
+                self._size -= 1
+            given = await self._new(deadline) if self._size < self.target.pool else await self._given(deadline)
+            if given is not None:
+                return given
+
+    async def _new(self, deadline: float) -> Connection:
+        self._size += 1
+        try:
+            connection = await self._connected(deadline)
+        except BaseException:
+            self._size -= 1
+            self._let_next_connect()
+            raise
+        self._busy.add(connection)
+        return connection
+
+    async def _connected(self, deadline: float) -> Connection:
+        """A server that is restarting, or has no slot left, is asked again until the time is over."""
+        repeat = 0
+        while True:
+            try:
+                return await self.connect()
+            except FAILURES as error:
+                found = translate(error, self.target)
+                if not self._opened or not isinstance(found, StoreError) or asyncio.get_running_loop().time() > deadline:
+                    raise found from None
+            repeat += 1
+            await _pause(repeat)
+
+    async def _given(self, deadline: float) -> Connection | None:
+        """What somebody gives back; None: look again."""
+        waiting: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await waiting
+        except BaseException as error:
+            if waiting.done() and not waiting.cancelled() and (given := waiting.result()) is not None:
+                self._release(given)
+            elif waiting in self._waiting:
+                self._waiting.remove(waiting)
+            if isinstance(error, TimeoutError):
+                hint = "raise ?pool= in the URL; nothing was written, ask again"
+                raise StoreError(f"all {self.target.pool} connections of this process are in use all this time", code="pool_busy", hint=hint) from None
+            raise
+
+    def _release(self, connection: Connection) -> None:
+        self._busy.discard(connection)
+        if not self._busy:
+            self._emptied.set()
+        if connection.is_closed() or not self._opened:
+            self._size -= 1
+            connection.terminate()
+            self._let_next_connect()
+            return
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                self._busy.add(connection)
+                waiting.set_result(connection)
+                return
+        self._idle.append(connection)
+
+    def _let_next_connect(self) -> None:
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                return
+
+
+async def _pause(repeat: int) -> None:
+    """A little longer each time, and never the same as others'."""
+    await asyncio.sleep(random.uniform(0.2, 1) * min(MILLISECOND << min(repeat, 16), LONGEST_PAUSE) / SECOND)
+
+
+def _cut_if_broken(connection: Connection, error: BaseException) -> None:
+    """A standby that was a primary takes no writes any more: the next connection may find who does."""
+    if isinstance(error, FAILURES) and (breaks(error) or isinstance(error, pg.ReadOnlySQLTransactionError)):
+        connection.terminate()
+
+
+async def _roll_back(connection: Connection, transaction: Transaction, error: BaseException) -> None:
+    """Whatever happens here, nothing is left open: a connection that does not answer is cut, and the server rolls back."""
+    if isinstance(error, AnswerLost) or connection.is_closed() or breaks(error):
+        connection.terminate()
+    if connection.is_closed() or not connection.is_in_transaction():
+        return
+    try:
+        await transaction.rollback()
+    except BaseException as broken:
+        connection.terminate()
+        if not isinstance(broken, FAILURES):
+            raise
+
+
+async def _close(connection: Connection) -> None:
+    try:
+        await connection.close(timeout=1)
+    except (*FAILURES, TaskmillError):
+        connection.terminate()

@@ -20,8 +20,8 @@ import pytest
 from taskmill import codec
 from taskmill.clock import SECOND, ManualClock, SystemClock
 from taskmill.engine import Checkpoint, Durability, Filter, Room
+from taskmill.engines.rows import STATES
 from taskmill.engines.sqlite.engine import SQLiteEngine
-from taskmill.engines.sqlite.rows import STATES
 from taskmill.task import LIVE, Edge, NewTask, new_id
 from tests.faults.invariants import broken
 from tests.faults.leader import KEEP_NOTHING

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from taskmill.engine import Changed, Changes, Filter, Target
-from taskmill.engines.sqlite.inspect import matching
-from taskmill.engines.sqlite.recover import purge
-from taskmill.engines.sqlite.rows import (
+from taskmill.engines.rows import (
     CANCEL,
     CANCELLED,
     COMPLETED,
@@ -25,6 +23,8 @@ from taskmill.engines.sqlite.rows import (
     decode_meta,
     state_name,
 )
+from taskmill.engines.sqlite.inspect import matching
+from taskmill.engines.sqlite.recover import purge
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, Row, read_rows

@@ -13,9 +13,7 @@ from types import MappingProxyType
 import msgspec
 
 from taskmill.engine import Claim, Claimed, Room
-from taskmill.engines.sqlite import lanes
-from taskmill.engines.sqlite.pick import FLAGS, LANE, SEQ, Batch, Found, Picker
-from taskmill.engines.sqlite.rows import (
+from taskmill.engines.rows import (
     CHECKPOINTS,
     DEFAULT_RETRY,
     EDGES,
@@ -29,6 +27,8 @@ from taskmill.engines.sqlite.rows import (
     decode_names,
     decode_retry,
 )
+from taskmill.engines.sqlite import lanes
+from taskmill.engines.sqlite.pick import FLAGS, LANE, SEQ, Batch, Found, Picker
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import fall_slice

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import msgspec
 
 from taskmill.engine import Checkpoint, Ending, Finished, Outcome, Refusal, Status
-from taskmill.engines.sqlite.rows import (
+from taskmill.engines.rows import (
     AWAITS,
     CANCEL,
     CANCELLED,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from taskmill.engine import Count, Filter, Item, Page, Term, WorkerInfo
-from taskmill.engines.sqlite.rows import (
+from taskmill.engines.rows import (
     CANCEL,
     COMPLETED,
     NUMBERS,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from taskmill.engines.sqlite.rows import FAR, PENDING
+from taskmill.engines.rows import FAR, PENDING
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.events import Kind

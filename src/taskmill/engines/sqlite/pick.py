@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from taskmill.engine import Room
+from taskmill.engines.rows import UNIQUE_STARTED, decode_names, encode_names
 from taskmill.engines.sqlite import lanes
-from taskmill.engines.sqlite.rows import UNIQUE_STARTED, decode_names, encode_names
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, read_rows

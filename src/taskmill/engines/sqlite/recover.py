@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from taskmill import codec
 from taskmill.clock import MINUTE, SECOND
 from taskmill.engine import Moved, Retention, Term
+from taskmill.engines.rows import CANCEL, CANCELLED, COMPLETED, DEAD, RUNNING, decode_meta, json_text
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.finish import crash
-from taskmill.engines.sqlite.rows import CANCEL, CANCELLED, COMPLETED, DEAD, RUNNING, decode_meta, json_text
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, Row, fall_slice

@@ -8,9 +8,7 @@ import msgspec
 
 from taskmill import codec
 from taskmill.engine import Entry, Fired, Item, Joining, Record, Status, Submitted, Taken, Term
-from taskmill.engines.sqlite import lanes
-from taskmill.engines.sqlite.recover import check_term
-from taskmill.engines.sqlite.rows import (
+from taskmill.engines.rows import (
     CANCEL,
     CHECKPOINTS,
     COMPLETED,
@@ -33,13 +31,16 @@ from taskmill.engines.sqlite.rows import (
     encode_retry,
     json_text,
 )
+from taskmill.engines.settings import Settings, check_item
+from taskmill.engines.sqlite import lanes
+from taskmill.engines.sqlite.recover import check_term
 from taskmill.engines.sqlite.sql import load
-from taskmill.engines.sqlite.step import LimitDefinition, QueueSettings, Settings, Step
+from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.submit import submit
 from taskmill.engines.sqlite.transitions import Moves, Row, read_rows
 from taskmill.errors import InvalidInput, NotFound, StaleVersion
 from taskmill.events import Kind
-from taskmill.task import NewTask, Task, TypeSettings, check_key, check_limit, check_name, check_range, check_settings
+from taskmill.task import NewTask, Task, check_key, check_limit, check_name, check_range, check_settings
 
 __all__ = ["drop", "fire", "join", "lead", "outbox", "put", "resign", "restore", "take"]
 
@@ -51,7 +52,7 @@ HOT = {"type", "limit", "queue", "pause", "outbox"}
 
 
 def put(step: Step, kind: str, name: str, value: bytes, version: int | None, *, operator: bool) -> Item:
-    _check(kind, name, value)
+    check_item(kind, name, value)
     row = step.db.execute(queries.item, (kind, name, operator)).fetchone()
     current = 0 if row is None else row[1]
     if version is not None and current != version:
@@ -90,47 +91,6 @@ def _move_older(step: Step, name: str, before: Settings) -> None:
         step.db.execute(queries.add_moving, (name,))
 
 
-def _check(kind: str, name: str, value: bytes) -> None:
-    check_name(kind, "kind")
-    check_key(name, "name")
-    try:
-        match kind:
-            case "type":
-                check_settings(msgspec.json.decode(value, type=TypeSettings), name)
-            case "limit":
-                check_name(name, "name")
-                _check_limit(msgspec.json.decode(value, type=LimitDefinition))
-            case "queue":
-                check_name(name, "name")
-                _check_queue(msgspec.json.decode(value, type=QueueSettings))
-            case "pause":
-                if not name.startswith(("queue:", "type:", "schedule:")):
-                    raise InvalidInput(f"{name!r} cannot be paused", field="name", hint="queue:NAME, type:NAME or schedule:NAME")
-            case _:
-                msgspec.json.decode(value)
-    except msgspec.DecodeError as error:
-        raise InvalidInput(f"the value of {kind} {name!r} is wrong: {error}", code="invalid_setting", field="value") from None
-
-
-def _check_limit(definition: LimitDefinition) -> None:
-    if definition.rate is not None:
-        check_range(definition.rate, "rate", 1, 1 << 40)
-        check_range(definition.window, "window", 1_000, 366 * 86_400_000_000)
-    if definition.cap is not None:
-        check_range(definition.cap, "cap", 0, 1 << 30)
-    if definition.rate is None and definition.cap is None:
-        raise InvalidInput("the limit limits nothing", field="rate", hint="give a rate with its window, a cap, or both")
-
-
-def _check_queue(settings: QueueSettings) -> None:
-    for share, weight in settings.weights.items():
-        if share:
-            check_key(share, "weights", length=128)
-        check_range(weight, f"weights.{share}", 1, 1_000)
-    for weight in settings.priorities or ():
-        check_range(weight, "priorities", 1, 1_000)
-
-
 def drop(step: Step, kind: str, name: str, version: int | None) -> bool:
     row = step.db.execute(queries.item, (kind, name, True)).fetchone()
     if row is None:
@@ -167,7 +127,7 @@ def join(step: Step, joining: Joining) -> None:
 
 def _declare(step: Step, joining: Joining, kind: str, name: str, value: bytes) -> None:
     """Code's own setting, never over one of a higher version; unchanged ones cost nothing."""
-    _check(kind, name, value)
+    check_item(kind, name, value)
     row = step.db.execute(queries.declared, (kind, name)).fetchone()
     if row is not None and (row[2] > joining.version or (row[0] == value and row[2] == joining.version)):
         return

@@ -6,17 +6,16 @@ transaction is rolled back, and when the store's generation says that another pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from taskmill.engines.sqlite.rows import decode_names
+from taskmill.engines.rows import decode_names
+from taskmill.engines.settings import Settings
 from taskmill.engines.sqlite.sql import Database, load
 from taskmill.events import Kind
-from taskmill.task import TypeSettings, check_limit
 
-__all__ = ["Lane", "LimitDefinition", "QueueSettings", "Settings", "Step"]
+__all__ = ["Lane", "Step"]
 
 queries = load("step.sql")
 
@@ -39,57 +38,6 @@ class Lane(msgspec.Struct, frozen=True):
     limits: tuple[str, ...]
     order_key: str
     type: str
-
-
-class LimitDefinition(msgspec.Struct, frozen=True):
-    """A limit's numbers: at most `rate` starts in any `window`, at most `cap` at once."""
-
-    rate: int | None = None
-    window: int = 1_000_000
-    cap: int | None = None
-
-
-class QueueSettings(msgspec.Struct, frozen=True):
-    """How a queue shares itself out."""
-
-    weights: dict[str, int] = {}
-    priorities: tuple[int, int, int, int] | None = None
-    fair: str | None = None
-
-
-class Settings:
-    """The settings in force, as the hot path needs them."""
-
-    def __init__(self, rows: Iterable[tuple[str, str, bytes]]) -> None:
-        self.types: dict[str, TypeSettings] = {}
-        self.limits: dict[str, LimitDefinition] = {}
-        self.queues: dict[str, QueueSettings] = {}
-        self.paused_queues: set[str] = set()
-        self.paused_types: set[str] = set()
-        self.outbox: set[str] = set()
-        for kind, name, value in rows:
-            self._read(kind, name, value)
-
-    def _read(self, kind: str, name: str, value: bytes) -> None:
-        match kind:
-            case "type":
-                self.types[name] = msgspec.json.decode(value, type=TypeSettings)
-            case "limit":
-                self.limits[name] = msgspec.json.decode(value, type=LimitDefinition)
-            case "queue":
-                self.queues[name] = msgspec.json.decode(value, type=QueueSettings)
-            case "pause":
-                what, _, which = name.partition(":")
-                (self.paused_queues if what == "queue" else self.paused_types).add(which)
-            case "outbox":
-                self.outbox.add(name)
-
-    def limit(self, name: str) -> LimitDefinition:
-        """The numbers of a limit; without a definition it counts but never closes, so what was charged can be given back."""
-        return self.limits.get(check_limit(name)[0], _UNLIMITED)
-
-
-_UNLIMITED = LimitDefinition()
 
 
 class Step:

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from taskmill import codec
 from taskmill.engine import Durability, Status, Submitted
-from taskmill.engines.sqlite import lanes
-from taskmill.engines.sqlite.rows import (
+from taskmill.engines.rows import (
     CANCELLED,
     COMPLETED,
     DEAD,
@@ -35,6 +34,7 @@ from taskmill.engines.sqlite.rows import (
     encode_meta,
     encode_retry,
 )
+from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, Row

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from taskmill.engines.sqlite import lanes
-from taskmill.engines.sqlite.rows import (
+from taskmill.engines.rows import (
     AWAITS,
     CANCEL,
     CANCELLED,
@@ -34,6 +33,7 @@ from taskmill.engines.sqlite.rows import (
     WAITING,
     encode_error,
 )
+from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.events import of_state

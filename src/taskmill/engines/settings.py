@@ -1,0 +1,105 @@
+"""The settings that steps obey, as the engines of SQL read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from taskmill.errors import InvalidInput
+from taskmill.task import TypeSettings, check_key, check_limit, check_name, check_range, check_settings
+
+__all__ = ["LimitDefinition", "QueueSettings", "Settings", "check_item"]
+
+
+class LimitDefinition(msgspec.Struct, frozen=True):
+    """A limit's numbers: at most `rate` starts in any `window`, at most `cap` at once."""
+
+    rate: int | None = None
+    window: int = 1_000_000
+    cap: int | None = None
+
+
+class QueueSettings(msgspec.Struct, frozen=True):
+    """How a queue shares itself out."""
+
+    weights: dict[str, int] = {}
+    priorities: tuple[int, int, int, int] | None = None
+    fair: str | None = None
+
+
+class Settings:
+    """The settings in force, as the hot path needs them."""
+
+    def __init__(self, rows: Iterable[tuple[str, str, bytes]]) -> None:
+        self.types: dict[str, TypeSettings] = {}
+        self.limits: dict[str, LimitDefinition] = {}
+        self.queues: dict[str, QueueSettings] = {}
+        self.paused_queues: set[str] = set()
+        self.paused_types: set[str] = set()
+        self.outbox: set[str] = set()
+        for kind, name, value in rows:
+            self._read(kind, name, value)
+
+    def _read(self, kind: str, name: str, value: bytes) -> None:
+        match kind:
+            case "type":
+                self.types[name] = msgspec.json.decode(value, type=TypeSettings)
+            case "limit":
+                self.limits[name] = msgspec.json.decode(value, type=LimitDefinition)
+            case "queue":
+                self.queues[name] = msgspec.json.decode(value, type=QueueSettings)
+            case "pause":
+                what, _, which = name.partition(":")
+                (self.paused_queues if what == "queue" else self.paused_types).add(which)
+            case "outbox":
+                self.outbox.add(name)
+
+    def limit(self, name: str) -> LimitDefinition:
+        """The numbers of a limit; without a definition it counts but never closes, so what was charged can be given back."""
+        return self.limits.get(check_limit(name)[0], _UNLIMITED)
+
+
+_UNLIMITED = LimitDefinition()
+
+
+def check_item(kind: str, name: str, value: bytes) -> None:
+    """A setting that no step could obey is refused."""
+    check_name(kind, "kind")
+    check_key(name, "name")
+    try:
+        match kind:
+            case "type":
+                check_settings(msgspec.json.decode(value, type=TypeSettings), name)
+            case "limit":
+                check_name(name, "name")
+                _check_limit(msgspec.json.decode(value, type=LimitDefinition))
+            case "queue":
+                check_name(name, "name")
+                _check_queue(msgspec.json.decode(value, type=QueueSettings))
+            case "pause":
+                if not name.startswith(("queue:", "type:", "schedule:")):
+                    raise InvalidInput(f"{name!r} cannot be paused", field="name", hint="queue:NAME, type:NAME or schedule:NAME")
+            case _:
+                msgspec.json.decode(value)
+    except msgspec.DecodeError as error:
+        raise InvalidInput(f"the value of {kind} {name!r} is wrong: {error}", code="invalid_setting", field="value") from None
+
+
+def _check_limit(definition: LimitDefinition) -> None:
+    if definition.rate is not None:
+        check_range(definition.rate, "rate", 1, 1 << 40)
+        check_range(definition.window, "window", 1_000, 366 * 86_400_000_000)
+    if definition.cap is not None:
+        check_range(definition.cap, "cap", 0, 1 << 30)
+    if definition.rate is None and definition.cap is None:
+        raise InvalidInput("the limit limits nothing", field="rate", hint="give a rate with its window, a cap, or both")
+
+
+def _check_queue(settings: QueueSettings) -> None:
+    for share, weight in settings.weights.items():
+        if share:
+            check_key(share, "weights", length=128)
+        check_range(weight, f"weights.{share}", 1, 1_000)
+    for weight in settings.priorities or ():
+        check_range(weight, "priorities", 1, 1_000)

@@ -12,7 +12,7 @@ import pytest
 from taskmill.cli import main, program
 
 DESTRUCTIVE = {"cancel", "requeue", "delete", "purge", "stop"}
-READS = {"list", "get", "attempts", "wait", "tail", "next", "show", "plan", "verify", "check", "version"}
+READS = {"list", "get", "attempts", "wait", "tail", "next", "show", "plan", "sql", "verify", "check", "version"}
 WRITES = {"submit", "put", "pause", "resume", "trigger", "quiet", "upgrade", "init"}
 OF_OTHERS = {"worker", "up", "dev", "scheduler", "bench"}
 

@@ -1,4 +1,4 @@
-"""`taskmill db`: the schema of the store that the settings name. Looking (`plan`, `verify`) changes nothing."""
+"""`taskmill db`: the schema of the store that the settings name. Looking (`plan`, `sql`, `verify`) changes nothing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ __all__ = ["db"]
 
 WRONG = 1
 
+_contract = click.option("--contract", is_flag=True, help="Also what takes away things that older programs need: when none of them runs any more.")
+
 
 @click.group(cls=NounGroup)
 def db() -> None:
@@ -22,31 +24,52 @@ def db() -> None:
 @example("taskmill db upgrade --url sqlite:////var/lib/shop/taskmill.db")
 @db.command()
 @url
-def upgrade(url: str | None) -> None:
+@_contract
+def upgrade(url: str | None, contract: bool) -> None:
     """Bring the store to this program's schema.
 
-    A store that does not exist is made. Each migration is one transaction: stopped in the middle, it is as if that one had not begun, and
-    the next upgrade goes on from there. Two upgrades at once take turns.
+    What it adds leaves the version before this one able to work, so that a deployment can roll; --contract then removes what only that one
+    needed. A store that does not exist is made. Each migration is one transaction: stopped in the middle, it is as if that one had not begun,
+    and the next upgrade goes on from there. Two upgrades at once take turns.
     """
     store = place(url).schema()
-    applied = store.upgrade(lambda title: click.echo(f"applied {title}"))
+    applied = store.upgrade(lambda title: click.echo(f"applied {title}"), contract=contract)
     click.echo(f"{store}: {_migrations(applied)} applied" if applied else f"{store}: up to date")
 
 
 @example("taskmill db plan", "taskmill db plan --json")
 @db.command()
 @url
+@_contract
 @as_json
-def plan(url: str | None, as_json: bool) -> None:
+def plan(url: str | None, contract: bool, as_json: bool) -> None:
     """Show what an upgrade would apply; changes nothing."""
     store = place(url).schema()
-    pending = store.plan()
+    pending = store.plan(contract=contract)
     if as_json:
         print_json({"store": str(store), "pending": pending})
         return
     for title in pending:
         click.echo(f"pending {title}")
     click.echo(f"{store}: {_migrations(pending)} to apply with `taskmill db upgrade`" if pending else f"{store}: up to date")
+
+
+@example("taskmill db sql > upgrade.sql", "taskmill db sql --contract | psql shop")
+@db.command()
+@url
+@_contract
+@as_json
+def sql(url: str | None, contract: bool, as_json: bool) -> None:
+    """Print what an upgrade would apply, as a script for psql; changes nothing.
+
+    For a store whose schema a DBA makes: the program itself then needs no right to change it.
+    """
+    store = place(url).schema()
+    script = store.sql(contract=contract)
+    if as_json:
+        print_json({"store": str(store), "script": script})
+    else:
+        click.echo(script, nl=False)
 
 
 @example("taskmill db verify && echo fine", "taskmill db verify --json")

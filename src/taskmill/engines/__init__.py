@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from taskmill.clock import SECOND, Clock, duration
 from taskmill.config import MEMORY, Settings, engine_kind, sqlite_path, url_parameters
 from taskmill.engine import Durability, Engine
 from taskmill.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from taskmill.engines.postgres.target import Target
 
 __all__ = ["Schema", "create", "of_settings", "schema"]
 
@@ -17,11 +21,15 @@ __all__ = ["Schema", "create", "of_settings", "schema"]
 class Schema(Protocol):
     """A store's schema, for those who look after it; its text names the store for people."""
 
-    def upgrade(self, report: Callable[[str], None] = ...) -> list[str]:
-        """Apply what is missing, each migration told to `report` when it stands; what was applied."""
+    def upgrade(self, report: Callable[[str], None] = ..., *, contract: bool = ...) -> list[str]:
+        """Apply what is missing, each migration told to `report` when it stands; what was applied. What older programs could not work with is applied only with
+        `contract`."""
 
-    def plan(self) -> list[str]:
+    def plan(self, *, contract: bool = ...) -> list[str]:
         """What `upgrade` would apply. Changes nothing."""
+
+    def sql(self, *, contract: bool = ...) -> str:
+        """What `upgrade` would apply, as a script for the store's own shell. Changes nothing."""
 
     def verify(self) -> list[str]:
         """What is wrong with the store; nothing, if the list is empty. Changes nothing."""
@@ -38,6 +46,11 @@ def create(
     term: int = 4 * SECOND,
 ) -> Engine:
     """The engine of a URL, not yet opened. `base` is where a relative path starts; what the URL itself says goes before the arguments."""
+    if engine_kind(url) == "postgres":
+        target = _postgres(url, durability, busy_timeout)
+        from taskmill.engines.postgres.engine import PostgresEngine
+
+        return PostgresEngine(target, clock=clock, lease=lease, term=term)
     path, durability, busy_timeout = _sqlite(url, base, durability, busy_timeout)
     from taskmill.engines.sqlite.engine import SQLiteEngine
 
@@ -56,6 +69,11 @@ def schema(
     url: str, *, clock: Clock | None = None, base: Path | None = None, durability: Durability = Durability.FSYNC, busy_timeout: int = 30 * SECOND
 ) -> Schema:
     """The schema of the store that a URL names; nothing is opened yet."""
+    if engine_kind(url) == "postgres":
+        target = _postgres(url, durability, busy_timeout)
+        from taskmill.engines.postgres.schema import PostgresSchema
+
+        return PostgresSchema(target)
     path, durability, busy_timeout = _sqlite(url, base, durability, busy_timeout)
     if path == MEMORY:
         raise InvalidSettings("a store in memory ends with its program", code="no_file", field="url", hint="name a file: sqlite:///taskmill.db")
@@ -64,11 +82,25 @@ def schema(
     return SQLiteSchema(path, clock=clock, durability=durability, busy_timeout=busy_timeout)
 
 
+def _postgres(url: str, durability: Durability, busy_timeout: int) -> Target:
+    """What a URL of PostgreSQL says, if there is a driver for it."""
+    if find_spec("asyncpg") is None:
+        raise InvalidSettings("the PostgreSQL engine needs asyncpg", code="missing_driver", field="url", hint="pip install 'taskmill[postgres]'")
+    from taskmill.engines.postgres.target import parse
+
+    return parse(url, durability=durability, busy_timeout=busy_timeout)
+
+
 def _sqlite(url: str, base: Path | None, durability: Durability, busy_timeout: int) -> tuple[Path, Durability, int]:
     """What a URL of SQLite says; every other one is refused."""
     kind = engine_kind(url)
     if kind != "sqlite":
-        raise InvalidSettings(f"the {kind} engine is not part of this version", code="unknown_engine", field="url", hint="use sqlite:///path/to/taskmill.db")
+        raise InvalidSettings(
+            f"the {kind} engine is not part of this version",
+            code="unknown_engine",
+            field="url",
+            hint="use sqlite:///path/to/taskmill.db or postgresql://user@host/database",
+        )
     parameters = url_parameters(url)
     wanted = parameters.get("durability", durability)
     if wanted not in (Durability.FSYNC, Durability.LOCAL):

@@ -1,7 +1,4 @@
-"""Connections to the server: a pool that holds few, asks nothing of them that is not needed, and says for sure whether a step may have been applied.
-
-Nothing is ever set for a session after it began, so a connection needs no cleaning between two users and whoever comes next gets it with the
-statements that it has prepared. What the engine needs of a session (that a commit is flushed, READ COMMITTED, no JIT) is asked for when it is opened.
+"""The connections of a process: a pool that holds few, asks nothing of them that is not needed, and says for sure whether a step may have been applied.
 
 Behind a pooler like PgBouncer there are no sessions: two statements in turn may meet two servers. It is recognised by the number of the
 server's process, which it makes up. Then nothing is prepared, every step is a transaction that sets for itself what it needs, and nobody can listen.
@@ -12,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import socket
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import asyncpg
 from asyncpg import exceptions as pg
@@ -23,76 +19,19 @@ from asyncpg.transaction import Transaction
 
 from taskmill.clock import MILLISECOND, SECOND
 from taskmill.engine import Durability
+from taskmill.engines.postgres.connection import COMMITS, Connection, connect, hang_up
 from taskmill.engines.postgres.errors import FAILURES, OLDEST_SERVER, breaks, passes, refuse_server, translate
+from taskmill.engines.postgres.listening import Listener
 from taskmill.engines.postgres.target import Target
-from taskmill.errors import AnswerLost, Conflict, StoreError, TaskmillError, WrongStore
+from taskmill.errors import AnswerLost, Conflict, StoreError, WrongStore
 
 __all__ = ["Connection", "Pool", "Record"]
 
 Record = asyncpg.Record
 Answer = TypeVar("Answer")
 
-COMMITS = {Durability.LOCAL: "off", Durability.FSYNC: "on", Durability.REPLICATED: "on"}
-"""`on` waits for the standbys that synchronous_standby_names names, if it names any."""
-
-SESSION = {
-    "default_transaction_isolation": "read committed",
-    "idle_in_transaction_session_timeout": "3600000",
-    "jit": "off",
-    "tcp_keepalives_idle": "10",
-    "tcp_keepalives_interval": "5",
-    "tcp_keepalives_count": "3",
-}
-"""A program that vanished with its machine holds its locks for 25 s, not for two hours."""
-
 REPEATS = 20
 LONGEST_PAUSE = 50 * MILLISECOND
-STATEMENTS = 1_000
-
-_ARRAYS = {
-    "bool": (1000, 16), "bytea": (1001, 17), "int2": (1005, 21), "int4": (1007, 23), "int8": (1016, 20), "float8": (1022, 701),
-    "json": (199, 114), "jsonb": (3807, 3802), "uuid": (2951, 2950),
-}  # fmt: skip
-"""Arrays by the name of their elements: number of the array's type, and of the element's. They are the same in every server."""
-
-_NOTHING = dict.fromkeys(("range_subtype", "attrtypoids", "attrnames", "basetype", "basetype_name", "range_subtype_name"))
-_TYPES = [
-    _NOTHING | {"oid": array, "name": f"_{name}", "ns": "pg_catalog", "kind": b"b", "elemtype": element, "elemtype_name": name, "elemdelim": ","}
-    for name, (array, element) in _ARRAYS.items()
-]
-
-
-if TYPE_CHECKING:
-    _Base = asyncpg.Connection[asyncpg.Record]
-else:
-    _Base = asyncpg.Connection
-
-
-class Connection(_Base):
-    """asyncpg's, which knows the types of this engine, so that it asks no server for them, and how its last plain statement was answered."""
-
-    answer = ""
-
-    async def execute(self, query: str, *args: object, timeout: float | None = None) -> str:
-        self.answer = await super().execute(query, *args, timeout=timeout)
-        return self.answer
-
-    async def begin(self) -> None:
-        """What is true of every connection of this engine. No question is sent."""
-        await self.set_type_codec("uuid", schema="pg_catalog", encoder=str, decoder=str, format="text")
-        inner: Any = self
-        inner._protocol.get_settings().register_data_types(_TYPES)
-        _keep_alive(inner._transport.get_extra_info("socket"))
-
-
-def _keep_alive(connected: socket.socket | None) -> None:
-    """A server that vanished with its machine, or a wire that was cut, is noticed within 25 s, also by those who only listen."""
-    if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 25_000)):
-        if hasattr(socket, option):
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 class Pool:
@@ -109,6 +48,7 @@ class Pool:
         self._waiting: deque[asyncio.Future[Connection | None]] = deque()
         self._opened = False
         self._emptied = asyncio.Event()
+        self._listener = Listener(target)
 
     # Opening and closing
 
@@ -119,6 +59,7 @@ class Pool:
         except FAILURES as error:
             raise translate(error, self.target) from None
         self._opened, self._size = True, 1
+        self._listener = Listener(self.target)
         self._idle.append(connection)
 
     async def _look(self) -> Connection:
@@ -155,6 +96,7 @@ class Pool:
     async def close(self, grace: int = 5 * SECOND) -> None:
         """Steps under way may end within `grace`; then their connections are cut."""
         self._opened = False
+        await self._listener.close()
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
@@ -166,19 +108,16 @@ class Pool:
             connection.terminate()
         idle, self._idle = self._idle, []
         self._size -= len(idle)
-        await asyncio.gather(*(_close(connection) for connection in idle))
+        await asyncio.gather(*(hang_up(connection) for connection in idle))
 
     async def connect(self, *, plain: bool = False) -> Connection:
         """A connection beside the pool; whoever asked for it closes it. `plain`: as any other program of this user gets it."""
-        settings = {"application_name": self.target.application_name}
-        if not self.pooled and not plain:
-            settings |= SESSION | {"synchronous_commit": COMMITS[self.target.durability]}
-        cache = 0 if self.pooled or plain else STATEMENTS
-        connection = await asyncpg.connect(
-            **self.target.arguments(), server_settings=settings, statement_cache_size=cache, max_cached_statement_lifetime=0, connection_class=Connection
-        )
-        await connection.begin()
-        return connection
+        return await connect(self.target, pooled=self.pooled, plain=plain)
+
+    async def listen(self, channel: str, heard: Callable[[str], None], lost: Callable[[], None]) -> Callable[[], Awaitable[None]] | None:
+        """`heard` is given what is said on the channel, from the moment this answers, and `lost` is told after a gap; what it answers ends the
+        listening. None: a pooler stands between, and nobody can listen."""
+        return None if self.pooled else await self._listener.listen(channel, heard, lost)
 
     # Steps
 
@@ -415,10 +354,3 @@ async def _roll_back(connection: Connection, transaction: Transaction, error: Ba
         connection.terminate()
         if not isinstance(broken, FAILURES):
             raise
-
-
-async def _close(connection: Connection) -> None:
-    try:
-        await connection.close(timeout=1)
-    except (*FAILURES, TaskmillError):
-        connection.terminate()

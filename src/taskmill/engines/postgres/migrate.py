@@ -14,10 +14,11 @@ from msgspec import Struct
 
 from taskmill.clock import MILLISECOND
 from taskmill.engines.postgres.connecting import Connection, Pool
+from taskmill.engines.postgres.objects import differences, made, present
 from taskmill.engines.postgres.sql import MIGRATIONS, Migration, filled, migrations
 from taskmill.errors import WrongStore
 
-__all__ = ["Applied", "applied", "pending", "upgrade"]
+__all__ = ["Applied", "applied", "pending", "script", "upgrade", "verify"]
 
 TURN = 7_829_367
 """The first number of the advisory lock under which migrations take turns ("two"); the schema's name makes the second."""
@@ -32,7 +33,6 @@ LEDGER = """CREATE TABLE IF NOT EXISTS {schema}.migration (
 APPLIED = "SELECT number, name, phase, checksum FROM {schema}.migration ORDER BY number"
 NOTE = """INSERT INTO {schema}.migration (number, name, phase, checksum, applied_at)
 VALUES ($1, $2, $3, $4, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"""
-NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 
 
 class Applied(Struct, frozen=True):
@@ -95,3 +95,38 @@ async def _apply(connection: Connection, migration: Migration, patience: int, sc
     await connection.execute(migration.statements)
     await connection.execute(filled(NOTE, schema), migration.number, migration.name, migration.phase, migration.checksum)
     return True
+
+
+async def verify(connection: Connection, schema: str, folder: Traversable = MIGRATIONS) -> list[str]:
+    """What is wrong with the store: missing migrations, others than this program's, or objects that somebody removed or changed by hand."""
+    missing = await pending(connection, schema, folder=folder)
+    done = {one.number: one for one in await applied(connection, schema)}
+    problems = [f"migration {migration.title} is not applied" for migration in missing]
+    here = [migration for migration in migrations(schema, folder) if migration.number in done]
+    problems += [f"migration {one.title} was applied from another file than this program's" for one in here if done[one.number].checksum != one.checksum]
+    return problems + differences(made(migration.statements for migration in here), await present(connection, schema))
+
+
+def script(missing: list[Migration], schema: str, version: str) -> str:
+    """These migrations as a DBA can read them and run them with psql; one that was applied meanwhile ends the script at its row."""
+    head = [f"-- Taskmill {version}, schema {schema}: {len(missing)} migration{'' if len(missing) == 1 else 's'}"]
+    if not missing:
+        return head[0] + "; up to date\n"
+    head.append("\\set ON_ERROR_STOP on")
+    return "\n".join([*head, *(_written(migration, schema) for migration in missing)])
+
+
+def _written(migration: Migration, schema: str) -> str:
+    values = (str(migration.number), *(f"'{text}'" for text in (migration.name, migration.phase, migration.checksum)))
+    note = NOTE
+    for number, value in enumerate(values, 1):
+        note = note.replace(f"${number}", value)
+    start = "CREATE SCHEMA IF NOT EXISTS {schema};\nSET LOCAL search_path TO {schema};\n" if migration.number == 1 else "SET LOCAL search_path TO {schema};\n"
+    lines = (
+        f"\n-- {migration.title} ({migration.phase})",
+        f"BEGIN;\nDO $$ BEGIN PERFORM pg_advisory_xact_lock({TURN}, hashtext('{schema}')); END $$;",
+        filled(f"{start}{LEDGER};\n{note};", schema),
+        migration.statements.strip(),
+        "COMMIT;\n",
+    )
+    return "\n".join(lines)

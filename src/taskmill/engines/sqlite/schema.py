@@ -16,7 +16,7 @@ from taskmill.engine import Durability
 from taskmill.engines.sqlite import migrate
 from taskmill.engines.sqlite.connection import check_path, connect, translate
 from taskmill.engines.sqlite.sql import Database, migrations
-from taskmill.errors import WrongStore
+from taskmill.errors import InvalidSettings, WrongStore
 
 __all__ = ["SQLiteSchema"]
 
@@ -33,19 +33,23 @@ class SQLiteSchema:
     def __str__(self) -> str:
         return str(self.path)
 
-    def upgrade(self, report: Callable[[str], None] = lambda _: None) -> list[str]:
-        """Apply what is missing, each migration told to `report` when it stands."""
+    def upgrade(self, report: Callable[[str], None] = lambda _: None, *, contract: bool = False) -> list[str]:
+        """Apply what is missing, each migration told to `report` when it stands. One file has one program at a time, so nothing waits for `contract`."""
         check_path(self.path)
         with self._open(connect(self.path, durability=self._durability, busy_timeout=self._busy_timeout)) as db:
             return migrate.migrate(db, self._clock, report)
 
-    def plan(self) -> list[str]:
+    def plan(self, *, contract: bool = False) -> list[str]:
         """What `upgrade` would apply; for a file that is not there yet, everything."""
         check_path(self.path)
         if not self.path.exists():
             return [_title(number, name) for number, name, _ in migrations()]
         with self._open(self._look()) as db:
             return [_title(number, name) for number, name, _ in migrate.pending(db)]
+
+    def sql(self, *, contract: bool = False) -> str:
+        """There is nobody to hand a script to: who may write to the file may upgrade it."""
+        raise InvalidSettings("a store of SQLite is not upgraded by a script", code="no_script", field="url", hint="`taskmill db upgrade` does it")
 
     def verify(self) -> list[str]:
         """What is wrong with the file; nothing, if the list is empty."""

@@ -8,10 +8,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.runner import Section
 
 ROOT = Path(__file__).resolve().parent.parent
 
 EPILOG = """
+Both engines are measured, one after the other; PostgreSQL is left out, in one line, where it is not installed.
+
 sections, in order:
   engine.py      throughput claim_cost edges group_commit processes
   executor.py    executor
@@ -29,8 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from bench import compare, engine, executor, product
     from bench.runner import run
 
-    sections = {**engine.sections(), **executor.sections(), **compare.sections(), **product.sections()}
-    return run("bench/all.py", (__doc__ or "").split("\n\n")[0], EPILOG, sections, arguments)
+    sections: dict[str, dict[str, Section]] = {}
+    for part in (engine, executor, compare, product):
+        for store, named in part.sections().items():
+            sections.setdefault(store, {}).update(named)
+    return run("bench/all.py", (__doc__ or "").split("\n\n")[0], EPILOG, sections, arguments, every=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a claim costs when the store is large: a million waiting, a million behind a closed limit, a million finished.
+"""What a claim costs when the store is large: a million waiting, a million behind a closed limit, a million finished (ten of them on PostgreSQL).
 
 A large store and a small one are open side by side and take turns, one claim of 100 at a time, on connections that have been warmed. After every claim
-and finish as many tasks are submitted again, so that both stay as they are. The large file does not fit into the cache of its connection (64 MB) nor into
-the part that is mapped (256 MB); what a claim touches should.
+and finish as many tasks are submitted again, so that both stay as they are. The large file of SQLite does not fit into the cache of its connection
+(64 MB) nor into the part that is mapped (256 MB); what a claim touches should.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from bench.report import Figure, Plan, at_most, information
-from bench.store import PAYLOAD, TYPE, Loop, fill, folder, opened
+from bench.store import PAYLOAD, TYPE, Loop, fill, opened
 from taskmill.task import NewTask, Priority
 
 __all__ = ["run"]
@@ -20,6 +20,8 @@ __all__ = ["run"]
 SECTION = "claim cost"
 CLAIM = 100
 SMALL = 1_000
+LARGE = 1_000_000
+FINISHED = {"sqlite": 1_000_000, "postgres": 10_000_000}
 WARM_UP = 5
 
 Times = dict[str, list[float]]
@@ -27,22 +29,25 @@ Prepare = Callable[[Loop, int, Plan], Awaitable[None]]
 
 
 async def run(plan: Plan) -> list[Figure]:
-    large = plan.count(1_000_000, least=2 * SMALL)
+    finished = FINISHED[plan.stores.engine]
     figures = []
-    for name, prepare in (("waiting", _waiting), ("behind a closed limit", _closed), ("finished", _finished)):
+    for name, prepare, full in (("waiting", _waiting, LARGE), ("behind a closed limit", _closed, LARGE), ("finished", _finished, finished)):
+        large = plan.count(full, least=2 * SMALL)
         figures += await _compare(plan, f"{large:,} {name}", prepare, large)
     return figures
 
 
 async def _compare(plan: Plan, name: str, prepare: Prepare, large: int) -> list[Figure]:
-    with folder(plan.directory) as path:
-        async with opened(path / "small.db") as small, opened(path / "large.db") as big:
+    with plan.stores.fresh() as few, plan.stores.fresh() as many:
+        async with opened(few) as small, opened(many) as big:
             plan.say(f"{SECTION}: {name}: filling")
             await prepare(small, SMALL, plan)
             await prepare(big, large, plan)
-            size = sum(file.stat().st_size for file in path.glob("large.db*")) / 1e6
+            for url in (few, many):
+                plan.stores.settle(url)
+            size = plan.stores.size(many)
             turns = 20 + plan.count(100 * plan.rounds, least=0)
-            plan.say(f"{SECTION}: {name}: {turns} claims of {CLAIM} each, the large file has {size:,.0f} MB")
+            plan.say(f"{SECTION}: {name}: {turns} claims of {CLAIM} each, the large store has {size:,.0f} MB")
             times: dict[str, Times] = {"large": {"claim": [], "both": []}, "small": {"claim": [], "both": []}}
             for turn in range(turns + WARM_UP):
                 await _once(big, times["large"] if turn >= WARM_UP else None)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from collections.abc import Sequence
 
-from bench import raw_sqlite
+from bench import raw
 from bench.contenders import HUEY, LOCAL, PEERS, TASKMILL, TASKMILL_ASYNC, Contender, Drained, available, drained
 from bench.report import Figure, Plan, each, rates
-from bench.store import BATCH, PAYLOAD, folder
 
-__all__ = ["figures", "run"]
+__all__ = ["Found", "cpu", "figures", "measured", "processes_in_words", "run"]
 
 SECTION = "drain"
 RAW = 50_000
@@ -19,29 +18,26 @@ Found = dict[tuple[Contender, int], list[Drained]]
 
 
 async def run(plan: Plan) -> list[Figure]:
-    return await asyncio.to_thread(_measure, plan)
+    return figures(*await asyncio.to_thread(measured, (TASKMILL, TASKMILL_ASYNC, LOCAL, *PEERS), RAW, plan))
 
 
-def _measure(plan: Plan) -> list[Figure]:
-    known = available((TASKMILL, TASKMILL_ASYNC, LOCAL, *PEERS), plan)
+def measured(contenders: Sequence[Contender], jobs: int, plan: Plan) -> tuple[dict[Contender, str], list[float], Found]:
+    """Every contender that is here, with one process and with two, and so many jobs in a raw loop, in turns: their words, the raw loop's rates, and theirs."""
+    known = available(contenders, plan)
     found: Found = {(contender, processes): [] for contender in known for processes in (1, 2)}
-    raw: list[float] = []
+    floor: list[float] = []
     for number in range(plan.rounds):
         plan.say(f"{SECTION}: round {number + 1} of {plan.rounds}, raw loop")
-        with folder(plan.directory) as path:
-            raw.append(_raw(path, plan.count(RAW)))
+        with plan.stores.fresh() as url:
+            floor.append(raw.claim_and_finish(url, plan.count(jobs)))
         for contender, processes in found:
             n = plan.count(contender.drain, least=500)
-            plan.say(f"{SECTION}: round {number + 1} of {plan.rounds}, {contender.name}, {n:,} tasks, {_processes(processes)}")
+            plan.say(f"{SECTION}: round {number + 1} of {plan.rounds}, {contender.name}, {n:,} tasks, {processes_in_words(processes)}")
             found[contender, processes].append(drained(contender, processes, n, plan))
-    return figures({contender: words for contender, (words, _) in known.items()}, raw, found)
+    return {contender: words for contender, (words, _) in known.items()}, floor, found
 
 
-def _raw(path: Path, n: int) -> float:
-    return raw_sqlite.claim_and_finish(path / "raw.db", n, BATCH, PAYLOAD.decode())
-
-
-def figures(words: dict[Contender, str], raw: list[float], found: Found) -> list[Figure]:
+def figures(words: dict[Contender, str], floor: list[float], found: Found) -> list[Figure]:
     """Judged: the plain function beside both settings of Huey, the asynchronous one beside the raw loop; one process each."""
 
     def of(contender: Contender, processes: int = 1) -> list[float]:
@@ -56,10 +52,10 @@ def figures(words: dict[Contender, str], raw: list[float], found: Found) -> list
         *(beside(TASKMILL, peer, processes, 5 if peer in HUEY and processes == 1 else None) for processes in (1, 2) for peer in peers),
         *(beside(TASKMILL_ASYNC, peer, 1, None) for peer in peers if peer in HUEY),
         *(beside(LOCAL, peer, 1, None) for peer in peers if peer not in HUEY[:1]),
-        rates(SECTION, "async def / raw loop", 0.22, {"async def": of(TASKMILL_ASYNC), "raw": raw}, "tasks/s, one process, both at FULL"),
-        rates(SECTION, "def / raw loop", None, {"def": of(TASKMILL), "raw": raw}, "tasks/s, one process, both at FULL"),
+        rates(SECTION, "async def / raw loop", 0.22, {"async def": of(TASKMILL_ASYNC), "raw": floor}, "tasks/s, one process, both at FULL"),
+        rates(SECTION, "def / raw loop", None, {"def": of(TASKMILL), "raw": floor}, "tasks/s, one process, both at FULL"),
         rates(SECTION, "async def, two processes / one", None, {"two": of(TASKMILL_ASYNC, 2), "one": of(TASKMILL_ASYNC)}, "tasks/s"),
-        *(each(SECTION, f"{one.name}: {_processes(processes)}", of(one, processes), _cpu(runs, words[one])) for (one, processes), runs in found.items()),
+        *(each(SECTION, f"{one.name}: {processes_in_words(processes)}", of(one, processes), cpu(runs, words[one])) for (one, processes), runs in found.items()),
     ]
 
 
@@ -68,9 +64,10 @@ def _short(contender: Contender) -> str:
     return "def" if contender == TASKMILL else contender.name.removeprefix("Taskmill, ")
 
 
-def _cpu(runs: list[Drained], words: str) -> str:
-    return f"{min(run.cpu for run in runs):,.0f} µs CPU a task; {words}"
+def cpu(runs: list[Drained], words: str) -> str:
+    server = min(run.server for run in runs)
+    return f"{min(run.cpu for run in runs):,.0f} µs CPU a task{f', {server:,.0f} of the server' if server else ''}; {words}"
 
 
-def _processes(n: int) -> str:
+def processes_in_words(n: int) -> str:
     return "one process" if n == 1 else f"{n} processes"

@@ -21,10 +21,11 @@ sections:
   claim_cost     a claim with 1,000,000 waiting, behind a closed limit, finished, beside 1,000
   edges          100,000 children of one parent; one task that 100,000 wait for
   group_commit   single submits from 64 coroutines beside one
-  processes      two processes on one file beside one; the longest write among ten
+  processes      two processes on one store beside one; the longest write among ten
 
 examples:
   python bench/engine.py --quick
+  python bench/engine.py --engine postgres --only throughput
   python bench/engine.py --only throughput --only edges --rounds 5 --json figures.json
   BENCH_DIR=/srv/disk make bench ARGS="--only claim_cost"
 """
@@ -37,17 +38,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return runner.run("bench/engine.py", (__doc__ or "").split("\n\n")[0], EPILOG, sections(), arguments)
 
 
-def sections() -> dict[str, Section]:
-    """By name, in order."""
+def sections() -> dict[str, dict[str, Section]]:
+    """By engine and name, in order."""
     from bench import claim_cost, edges, group_commit, processes, throughput
 
-    return {
+    every: dict[str, Section] = {
         "throughput": throughput.run,
         "claim_cost": claim_cost.run,
         "edges": edges.run,
         "group_commit": group_commit.run,
         "processes": processes.run,
     }
+    return {"sqlite": every, "postgres": every}
 
 
 if __name__ == "__main__":

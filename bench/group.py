@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-__all__ = ["Group", "Usage"]
+__all__ = ["Group", "Usage", "cpu_of"]
 
 PATIENCE = 30.0
 """Seconds for a program to end by itself, once it was asked to."""
@@ -85,15 +85,23 @@ class Group:
             program.wait()
 
     def _own(self) -> Iterator[_Process]:
-        leaders = {program.pid for program in self.programs}
-        everyone = list(_everyone())
-        own = {one.pid for one in everyone if one.pid in leaders or one.session in leaders}
-        grown = True
-        while grown:
-            more = {one.pid for one in everyone if one.parent in own} - own
-            own |= more
-            grown = bool(more)
-        return (one for one in everyone if one.pid in own)
+        return _descended({program.pid for program in self.programs})
+
+
+def cpu_of(leaders: set[int]) -> float:
+    """Seconds so far, of these processes and all they started."""
+    return sum(one.ticks for one in _descended(leaders)) / TICKS
+
+
+def _descended(leaders: set[int]) -> Iterator[_Process]:
+    everyone = list(_everyone())
+    own = {one.pid for one in everyone if one.pid in leaders or one.session in leaders}
+    grown = True
+    while grown:
+        more = {one.pid for one in everyone if one.parent in own} - own
+        own |= more
+        grown = bool(more)
+    return (one for one in everyone if one.pid in own)
 
 
 def _kill(pid: int) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from bench.report import Figure, Plan, rates
-from bench.store import Loop, folder, opened, plain
+from bench.store import Loop, opened, plain
 
 __all__ = ["run"]
 
@@ -16,14 +16,15 @@ MANY = 64
 
 async def run(plan: Plan) -> list[Figure]:
     found: dict[str, list[float]] = {f"{MANY} coroutines": [], "one": []}
-    with folder(plan.directory) as path:
-        async with opened(path / "bench.db") as loop:
+    with plan.stores.fresh() as url:
+        async with opened(url) as loop:
             await _submits(loop, MANY, plan.seconds / 10)
             for number in range(plan.rounds):
                 plan.say(f"{SECTION}: round {number + 1} of {plan.rounds}, {plan.seconds:g} s each")
                 for name, callers in zip(found, (MANY, 1), strict=True):
                     found[name].append(await _submits(loop, callers, plan.seconds))
-    return [rates(SECTION, f"single submits, {MANY} coroutines / one", 10, found, "submits/s")]
+    target = 10 if plan.stores.engine == "sqlite" else None
+    return [rates(SECTION, f"single submits, {MANY} coroutines / one", target, found, "submits/s", typical=plan.stores.typical)]
 
 
 async def _submits(loop: Loop, callers: int, seconds: float) -> float:

@@ -86,10 +86,10 @@ class Commits:
         self._connection = connect(path)
         self._connection.execute("CREATE TABLE probe (at INTEGER)")
 
-    def measure(self) -> None:
+    async def measure(self) -> None:
         began = time.perf_counter()
         self._connection.execute("INSERT INTO probe VALUES (?)", (now(),))
         self.seconds.append(time.perf_counter() - began)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._connection.close()

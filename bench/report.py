@@ -17,6 +17,8 @@ import apsw
 from rich.console import Console
 from rich.table import Table
 
+from bench.stores import Stores, Typical
+
 __all__ = ["MEMORY", "Figure", "Plan", "at_most", "each", "file_system", "information", "over_best", "percentile", "rates", "show", "summary", "write_json"]
 
 MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
@@ -50,22 +52,24 @@ class Figure:
         return None
 
 
-def rates(section: str, name: str, target: float | None, sides: Mapping[str, Sequence[float]], how: str = "") -> Figure:
-    """The best of the first side's rounds over the best of the second's, which should not fall below the target."""
-    best = {side: max(values) for side, values in sides.items()}
+def rates(section: str, name: str, target: float | None, sides: Mapping[str, Sequence[float]], how: str = "", *, typical: Typical = max) -> Figure:
+    """What is typical of the first side's rounds over that of the second's, which should not fall below the target."""
+    best = {side: typical(values) for side, values in sides.items()}
     rounds = [first / second for first, second in zip(*sides.values(), strict=True)]
     return Figure(section, name, _over(best), "x", ">=" if target is not None else "", target, best, how, rounds)
 
 
-def over_best(section: str, name: str, target: float | None, own: Sequence[float], others: Mapping[str, Sequence[float]], how: str = "") -> Figure:
+def over_best(
+    section: str, name: str, target: float | None, own: Sequence[float], others: Mapping[str, Sequence[float]], how: str = "", *, typical: Typical = max
+) -> Figure:
     """Against whichever of the others is fastest; the others' name says which it was."""
-    best = max(others, key=lambda other: max(others[other]))
-    return rates(section, name, target, {"own": own, best: others[best]}, how)
+    best = max(others, key=lambda other: typical(others[other]))
+    return rates(section, name, target, {"own": own, best: others[best]}, how, typical=typical)
 
 
-def each(section: str, name: str, found: Sequence[float], how: str = "") -> Figure:
-    """One side by itself, the best of its rounds: what was divided by what."""
-    return Figure(section, name, max(found), "/s", how=how, rounds=found)
+def each(section: str, name: str, found: Sequence[float], how: str = "", *, typical: Typical = max) -> Figure:
+    """One side by itself: what was divided by what."""
+    return Figure(section, name, typical(found), "/s", how=how, rounds=found)
 
 
 def at_most(section: str, name: str, target: float, sides: Mapping[str, float], how: str = "") -> Figure:
@@ -90,11 +94,14 @@ def percentile(values: Sequence[float], part: float) -> float:
 class Plan:
     """How much of everything, and where."""
 
+    stores: Stores
     directory: Path
     rounds: int
     scale: float
     seconds: float
     """Of every measurement that is bounded by time."""
+    systems: tuple[str, ...] = ()
+    """Words of which one stands in the name of every system that is compared; without any, all are."""
     began: float = field(default_factory=time.monotonic)
 
     def count(self, full: int, least: int = 1_000) -> int:
@@ -123,7 +130,7 @@ def file_system(directory: Path) -> str:
 def show(figures: Sequence[Figure], plan: Plan) -> None:
     console = Console(width=None if sys.stdout.isatty() else 170, highlight=False)
     kind = file_system(plan.directory)
-    table = Table(title="Ratios of one run", caption=_caption(plan, kind), title_justify="left", caption_justify="left")
+    table = Table(title=f"Ratios of one run: {plan.stores.engine}", caption=_caption(plan, kind), title_justify="left", caption_justify="left")
     for heading, justify in (
         ("section", "left"),
         ("measure", "left"),
@@ -153,10 +160,11 @@ def show(figures: Sequence[Figure], plan: Plan) -> None:
 
 
 def _caption(plan: Plan, kind: str) -> str:
+    rate = "the best" if plan.stores.engine == "sqlite" else "the median"
     return (
-        f"store on {kind}, synchronous=FULL unless a line says otherwise; both sides of a ratio take turns, "
-        f"{plan.rounds} round{'s' if plan.rounds > 1 else ''}, scale {plan.scale:g}; a rate is the best of its rounds, a duration what its line says. "
-        f"Python {platform.python_version()}, SQLite {apsw.sqlite_lib_version()}"
+        f"store on {kind}, {plan.stores.durable} unless a line says otherwise; both sides of a ratio take turns, "
+        f"{plan.rounds} round{'s' if plan.rounds > 1 else ''}, scale {plan.scale:g}; a rate is {rate} of its rounds, a duration what its line says. "
+        f"Python {platform.python_version()}, {plan.stores.release}"
     )
 
 
@@ -197,7 +205,9 @@ def summary(figures: Sequence[Figure], kind: str) -> str:
     return f"{len(judged) - len(missed)} of {len(judged)} targets met." + (f" Missed: {'; '.join(missed)}." if missed else "")
 
 
-def write_json(file: Path, figures: Sequence[Figure], plan: Plan) -> None:
+def write_json(file: Path, found: Sequence[tuple[Plan, Sequence[Figure]]]) -> None:
+    """Of one run, which may have been over several engines, one after the other."""
+    plan = found[0][0]
     kind = file_system(plan.directory)
     document: dict[str, Any] = {
         "machine": {
@@ -208,8 +218,11 @@ def write_json(file: Path, figures: Sequence[Figure], plan: Plan) -> None:
             "apsw": apsw.apsw_version(),
             "file_system": kind,
         },
-        "plan": {"rounds": plan.rounds, "scale": plan.scale, "seconds": plan.seconds, "synchronous": "FULL"},
+        "engines": {plan.stores.engine: {"release": plan.stores.release, "durable": plan.stores.durable} for plan, _ in found},
+        "plan": {"rounds": plan.rounds, "scale": plan.scale, "seconds": plan.seconds},
         "judged": kind not in MEMORY,
-        "figures": [{**asdict(figure), "met": None if kind in MEMORY else figure.met} for figure in figures],
+        "figures": [
+            {"engine": plan.stores.engine, **asdict(figure), "met": None if kind in MEMORY else figure.met} for plan, figures in found for figure in figures
+        ],
     }
     file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -1,35 +1,23 @@
-"""A store to measure: made in a directory of its own, filled in large batches, driven by one worker that does nothing with its tasks."""
+"""A store to measure: opened by its URL, filled in large batches, driven by one worker that does nothing with its tasks."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import shutil
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 
 from taskmill.engine import Claimed, Ending, Engine, Joining, Outcome, Room, Status
-from taskmill.engines import create
+from taskmill.engines import create, schema
 from taskmill.task import NewTask, TypeSettings
 
-__all__ = ["BATCH", "PAYLOAD", "TYPE", "Loop", "fill", "folder", "opened", "plain"]
+__all__ = ["BATCH", "PAYLOAD", "TYPE", "Loop", "fill", "opened", "plain"]
 
 BATCH = 500
 FILL = 10_000
 TYPE = "noop"
 QUEUE = "default"
 PAYLOAD = b'{"args":[1,2,3],"kwargs":{"user":42},"trace":"0af7651916cd43dd8448eb211c80319c"}'
-
-
-@contextlib.contextmanager
-def folder(parent: Path) -> Iterator[Path]:
-    """A directory that is gone afterwards; what lies in it can be large."""
-    path = Path(tempfile.mkdtemp(prefix="bench-", dir=parent.resolve()))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 class Loop:
@@ -75,9 +63,10 @@ class Loop:
 
 
 @contextlib.asynccontextmanager
-async def opened(path: Path, worker: str = "bench") -> AsyncIterator[Loop]:
-    """An engine on this file, which reaches the disk with every commit, and a worker that has joined."""
-    engine = create(f"sqlite:///{path}")
+async def opened(url: str, worker: str = "bench") -> AsyncIterator[Loop]:
+    """An engine on this store, which reaches the disk with every commit, and a worker that has joined."""
+    await asyncio.to_thread(schema(url).upgrade)
+    engine = create(url)
     await engine.open()
     try:
         loop = Loop(engine, worker)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from bench.contenders import LOCAL, PEERS, TASKMILL, Contender, available, submitted
 from bench.report import Figure, Plan, each, over_best
 
-__all__ = ["figures", "run"]
+__all__ = ["Submits", "figures", "measured", "run"]
 
 SECTION = "submit"
 MANY = 20_000
@@ -17,17 +18,30 @@ ONE_BY_ONE = 2_000
 Found = dict[Contender, list[float]]
 
 
+class Submits(NamedTuple):
+    """Submits a second by the way they were made, and the words of all systems."""
+
+    words: dict[Contender, str]
+    bulk: Found
+    copy: Found
+    single: Found
+    concurrent: Found
+
+
 async def run(plan: Plan) -> list[Figure]:
-    return await asyncio.to_thread(_measure, plan)
+    found = await asyncio.to_thread(measured, (TASKMILL, LOCAL, *PEERS), plan)
+    return figures(found.words, found.bulk, found.single, found.concurrent)
 
 
-def _measure(plan: Plan) -> list[Figure]:
-    known = available((TASKMILL, LOCAL, *PEERS), plan)
-    ways = {contender: ways for contender, (_, ways) in known.items()}
-    bulk = _turns(plan, "bulk", [one for one in known if "bulk" in ways[one]], plan.count(MANY))
-    single = _turns(plan, "single", list(known), plan.count(ONE_BY_ONE, least=200))
-    concurrent = _turns(plan, "concurrent", [one for one in known if "concurrent" in ways[one]], plan.count(MANY))
-    return figures({contender: words for contender, (words, _) in known.items()}, bulk, single, concurrent)
+def measured(contenders: Sequence[Contender], plan: Plan, many: int = MANY) -> Submits:
+    known = available(contenders, plan)
+
+    def turns(kind: str, n: int) -> Found:
+        return _turns(plan, kind, [one for one, (_, ways) in known.items() if kind in ways], n)
+
+    words = {contender: words for contender, (words, _) in known.items()}
+    single = plan.count(ONE_BY_ONE, least=200)
+    return Submits(words, turns("bulk", plan.count(many)), turns("copy", plan.count(many)), turns("single", single), turns("concurrent", plan.count(MANY)))
 
 
 def _turns(plan: Plan, kind: str, contenders: Sequence[Contender], n: int) -> Found:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
-from bench import raw_sqlite
+from bench import raw
 from bench.report import Figure, Plan, rates
-from bench.store import BATCH, PAYLOAD, TYPE, Loop, fill, folder, opened, plain
+from bench.store import PAYLOAD, TYPE, Loop, fill, opened, plain
 from taskmill.task import NewTask
 
 __all__ = ["run"]
 
-Side = Callable[[Path, int], Awaitable[float]]
+Side = Callable[[str, int, Plan], Awaitable[float]]
 SECTION = "throughput"
+TARGETS: dict[str, dict[str, float]] = {"sqlite": {"raw": 0.4, "10": 0.7, "1000": 0.3}, "postgres": {"raw": 0.5, "1000": 0.5}}
 
 
 async def run(plan: Plan) -> list[Figure]:
@@ -28,58 +28,65 @@ async def run(plan: Plan) -> list[Figure]:
     for number in range(plan.rounds):
         for name, side in SIDES.items():
             plan.say(f"{SECTION}: round {number + 1} of {plan.rounds}, {name}, {tasks:,} tasks")
-            with folder(plan.directory) as path:
-                found[name].append(await side(path / "bench.db", tasks))
-    return _figures(found)
+            with plan.stores.fresh() as url:
+                found[name].append(await side(url, tasks, plan))
+    return _figures(found, plan)
 
 
-def _figures(found: dict[str, list[float]]) -> list[Figure]:
+def _figures(found: dict[str, list[float]], plan: Plan) -> list[Figure]:
+    targets = TARGETS[plan.stores.engine]
+
     def pair(first: str, second: str) -> dict[str, list[float]]:
         return {first: found[first], second: found[second]}
 
+    def beside(name: str, target: float | None, sides: dict[str, list[float]], how: str) -> Figure:
+        return rates(SECTION, name, target, sides, how, typical=plan.stores.typical)
+
     return [
-        rates(SECTION, "claim+finish by 500 / raw loop", 0.4, pair("common", "raw"), "tasks/s"),
-        rates(SECTION, "10 lanes / common lane", 0.7, pair("10 lanes", "common"), "tasks/s, one limit each"),
-        rates(SECTION, "1,000 lanes / common lane", 0.3, pair("1000 lanes", "common"), "tasks/s, one limit each"),
-        rates(SECTION, "10 shares / common lane", None, pair("10 shares", "common"), "tasks/s, a fair key, no limit"),
-        rates(SECTION, "1,000 shares / common lane", None, pair("1000 shares", "common"), "tasks/s, a fair key, no limit"),
-        rates(SECTION, "finish with next claim / raw loop", None, pair("together", "raw"), "tasks/s, both in one commit"),
+        beside("claim+finish by 500 / raw loop", targets.get("raw"), pair("common", "raw"), "tasks/s"),
+        beside("10 lanes / common lane", targets.get("10"), pair("10 lanes", "common"), "tasks/s, one limit each"),
+        beside("1,000 lanes / common lane", targets.get("1000"), pair("1000 lanes", "common"), "tasks/s, one limit each"),
+        beside("10 shares / common lane", None, pair("10 shares", "common"), "tasks/s, a fair key, no limit"),
+        beside("1,000 shares / common lane", None, pair("1000 shares", "common"), "tasks/s, a fair key, no limit"),
+        beside("finish with next claim / raw loop", None, pair("together", "raw"), "tasks/s, both in one commit"),
     ]
 
 
-async def _raw(path: Path, tasks: int) -> float:
-    return await asyncio.to_thread(raw_sqlite.claim_and_finish, path, tasks, BATCH, PAYLOAD.decode())
+async def _raw(url: str, tasks: int, _: Plan) -> float:
+    return await asyncio.to_thread(raw.claim_and_finish, url, tasks)
 
 
-async def _common(path: Path, tasks: int) -> float:
-    return await _drained(path, tasks, plain)
+async def _common(url: str, tasks: int, plan: Plan) -> float:
+    return await _drained(url, tasks, plan, plain)
 
 
 def _lanes(lanes: int) -> Side:
     def make(number: int) -> NewTask:
         return NewTask(type=TYPE, payload=PAYLOAD, limits=(f"bench:{number % lanes}",))
 
-    return lambda path, tasks: _drained(path, tasks, make)
+    return lambda url, tasks, plan: _drained(url, tasks, plan, make)
 
 
 def _shares(shares: int) -> Side:
     def make(number: int) -> NewTask:
         return NewTask(type=TYPE, payload=PAYLOAD, fair_key=f"tenant-{number % shares}")
 
-    return lambda path, tasks: _drained(path, tasks, make)
+    return lambda url, tasks, plan: _drained(url, tasks, plan, make)
 
 
-async def _drained(path: Path, tasks: int, make: Callable[[int], NewTask]) -> float:
-    async with opened(path) as loop:
+async def _drained(url: str, tasks: int, plan: Plan, make: Callable[[int], NewTask]) -> float:
+    async with opened(url) as loop:
         await loop.engine.put("limit", "bench", b'{"cap": 1000000}')
         await fill(loop.engine, tasks, make)
+        plan.stores.settle(url)
         return await loop.timed_drain(tasks)
 
 
-async def _together(path: Path, tasks: int) -> float:
+async def _together(url: str, tasks: int, plan: Plan) -> float:
     """As a worker does it: what has ended is finished while the next is asked for, so both share a commit."""
-    async with opened(path) as loop:
+    async with opened(url) as loop:
         await fill(loop.engine, tasks)
+        plan.stores.settle(url)
         began = time.perf_counter()
         done = await _overlap(loop)
         assert done == tasks, f"{done} of {tasks} tasks were finished"

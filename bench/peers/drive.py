@@ -22,7 +22,7 @@ from typing import Any
 from bench.peers import counter
 from bench.peers.side import Side
 
-KINDS = ("single", "concurrent", "bulk")
+KINDS = ("single", "concurrent", "bulk", "copy")
 WARM_UP = 10
 PATIENCE = 10.0
 
@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
     side = importlib.import_module(f"bench.peers.{module}").SIDE
     assert isinstance(side, Side)
     try:
+        side.prepare()
         print(json.dumps(COMMANDS[command](side, *rest)))
     finally:
         side.close()

@@ -1,4 +1,4 @@
-"""An environment for each peer, with the releases its file beside this one pins, made once and kept in a cache outside of the repository."""
+"""An environment for each peer, with the releases that its files beside this one pin, made once and kept in a cache outside of the repository."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["Unavailable", "cache", "python_of"]
+__all__ = ["Unavailable", "cache", "program_of", "python_of"]
 
 HERE = Path(__file__).resolve().parent
 CACHE = "BENCH_PEERS"
+
+Say = Callable[[str], None]
 
 
 class Unavailable(Exception):
@@ -27,32 +29,73 @@ def cache() -> Path:
     return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "taskmill-bench"
 
 
-def python_of(peer: str, say: Callable[[str], None]) -> Path:
+def python_of(peer: str, say: Say) -> Path:
     """The interpreter of a peer's environment, which is made if it is not there."""
     pins = HERE / f"{peer}.txt"
-    key = hashlib.sha256(pins.read_bytes() + platform.python_version().encode()).hexdigest()[:12]
-    folder = cache() / f"{peer}-{key}"
-    python = folder / "bin" / "python"
+    folder = _made(peer, [pins], platform.python_version(), say, lambda folder: _python(folder, pins))
+    return folder / "bin" / "python"
+
+
+def program_of(peer: str, say: Say) -> list[str]:
+    """A peer in another language: its sources and pins lie in a folder of its name, and its program answers the commands of `drive.py` by itself."""
+    sources = HERE / peer
+    files = sorted(path for path in sources.iterdir() if path.is_file())
+    if (sources / "go.mod").exists():
+        folder = _made(peer, files, _release("go", "version"), say, lambda folder: _go(folder, sources))
+        return [str(folder / peer)]
+    folder = _made(peer, files, _release("node", "--version"), say, lambda folder: _node(folder, files))
+    return [_tool("node"), str(folder / "main.js")]
+
+
+def _made(peer: str, files: Sequence[Path], release: str, say: Say, make: Callable[[Path], None]) -> Path:
+    """The folder of these files under this release of their language."""
+    digest = hashlib.sha256(release.encode())
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    folder = cache() / f"{peer}-{digest.hexdigest()[:12]}"
     if not (folder / "installed").exists():
-        say(f"{peer}: installing {', '.join(pins.read_text(encoding='utf-8').split())}")
-        _make(folder, python, pins)
+        say(f"{peer}: installing what {', '.join(file.name for file in files)} say{'s' if len(files) == 1 else ''}")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        make(folder)
         (folder / "installed").touch()
-    return python
+    return folder
 
 
-def _make(folder: Path, python: Path, pins: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+def _python(folder: Path, pins: Path) -> None:
+    python = folder / "bin" / "python"
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if uv is not None:
-        _do(uv, "venv", "--quiet", "--python", sys.executable, str(folder))
+        _do(uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder))
         _do(uv, "pip", "install", "--quiet", "--python", str(python), "--requirement", str(pins))
     else:
         _do(sys.executable, "-m", "venv", str(folder))
         _do(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement", str(pins))
 
 
-def _do(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _go(folder: Path, sources: Path) -> None:
+    _do(_tool("go"), "build", "-trimpath", "-o", str(folder / sources.name), ".", cwd=sources)
+
+
+def _node(folder: Path, files: Sequence[Path]) -> None:
+    for file in files:
+        shutil.copy(file, folder)
+    _do(_tool("npm"), "ci", "--no-audit", "--no-fund", "--loglevel=error", cwd=folder)
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise Unavailable(f"{name} is not installed")
+    return found
+
+
+def _release(name: str, how: str) -> str:
+    return _do(_tool(name), how)
+
+
+def _do(*command: str, cwd: Path | None = None) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Unavailable((done.stderr or done.stdout).strip().splitlines()[-1][:300] if (done.stderr or done.stdout).strip() else f"{command[0]} failed")
+    return done.stdout

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from asyncio import AbstractEventLoop, new_event_loop
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
-__all__ = ["STORE", "VARIANT", "Side", "program", "store", "variant"]
+__all__ = ["DURABLE", "STORE", "VARIANT", "Loop", "Side", "program", "store", "url", "variant"]
 
 STORE = "BENCH_STORE"
 VARIANT = "BENCH_VARIANT"
@@ -25,6 +27,9 @@ class Side:
     packages: tuple[str, ...] = ()
     """Whose versions are shown."""
 
+    def prepare(self) -> None:
+        """The store gets its schema, where it does not do so by itself; asked before every command but the worker's."""
+
     def durability(self) -> str:
         """How far a write has come when it is answered, as the store itself says."""
         raise NotImplementedError
@@ -35,6 +40,9 @@ class Side:
 
     bulk: Submit | None = None
     """The fastest way for many, where there is one of its own."""
+
+    copy: Submit | None = None
+    """A faster one that checks nothing and answers nothing, where there is one."""
 
     concurrent: Submit | None = None
     """Single submits from many callers at once, where there is an asynchronous face."""
@@ -68,8 +76,36 @@ class Side:
         """Let go of the store."""
 
 
+class Loop:
+    """Runs the coroutines of an asynchronous system, all on one loop."""
+
+    def __init__(self) -> None:
+        self._loop: AbstractEventLoop | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        self._loop = self._loop or new_event_loop()
+        return self._loop.run_until_complete(coroutine)
+
+    @property
+    def used(self) -> bool:
+        return self._loop is not None
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+
+
+DURABLE = "SELECT 'synchronous_commit=' || current_setting('synchronous_commit') || ', fsync=' || current_setting('fsync')"
+"""How far a write to PostgreSQL has come, in the words of its server."""
+
+
+def url() -> str:
+    return os.environ[STORE]
+
+
 def store() -> Path:
-    return Path(os.environ[STORE])
+    """The file, where the store is one."""
+    return Path(url().removeprefix("sqlite:///"))
 
 
 def variant() -> str:

@@ -1,26 +1,33 @@
-"""Taskmill on SQLite, through its SDK and its own `taskmill worker`.
+"""Taskmill on the engine that the store's URL names, through its SDK and its own `taskmill worker`.
 
-Variants: "def" and "async def" are the no-op's kind; "local" is a `def` at durability=local (synchronous=NORMAL), as some peers always run.
+Variants: "def" and "async def" are the no-op's kind; "local" is a `def` at durability=local (synchronous=NORMAL on SQLite), as some peers always run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from typing import Any
 
 from bench.peers import counter
-from bench.peers.side import Side, program, store, variant
+from bench.peers.side import Loop, Side, program, url, variant
 from taskmill import App
 from taskmill.engine import Filter
+from taskmill.engines import schema
 from taskmill.task import LIVE
 
 CALLERS = 64
 QUEUE = "default"
 PATIENCE = 60.0
 
-app = App(f"sqlite:///{store()}" + ("?durability=local" if variant() == "local" else ""))
+FILE = url().startswith("sqlite:")
+DURABILITY = {
+    (True, False): "wal, synchronous=FULL",
+    (True, True): "wal, synchronous=NORMAL",
+    (False, False): "synchronous_commit=on",
+    (False, True): "synchronous_commit=off",
+}
+
+app = App(url() + ("?durability=local" if variant() == "local" else ""))
 
 
 @app.task(name="noop.def")
@@ -45,44 +52,49 @@ class Taskmill(Side):
     packages = ("taskmill",)
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = Loop()
+
+    def prepare(self) -> None:
+        """A file is made when it is opened; in a database it is the owner's step."""
+        if not FILE:
+            schema(url()).upgrade()
 
     def durability(self) -> str:
-        return f"wal, synchronous={'NORMAL' if variant() == 'local' else 'FULL'}"
+        return DURABILITY[FILE, variant() == "local"]
 
     def single(self, n: int) -> None:
-        self._run(self._one_by_one(n))
+        self._loop.run(self._one_by_one(n))
 
     def bulk(self, n: int) -> None:
-        self._run(self._many(n))
+        self._loop.run(self._many(n))
 
     def concurrent(self, n: int) -> None:
-        self._run(self._callers(n))
+        self._loop.run(self._callers(n))
 
     def hold(self) -> None:
-        self._run(self._hold())
+        self._loop.run(self._hold())
 
     def release(self, processes: int) -> None:
-        self._run(self._release(processes))
+        self._loop.run(self._release(processes))
 
     def left(self) -> int:
-        return int(self._run(self._count()))
+        return int(self._loop.run(self._count()))
 
     def ended(self) -> int | None:
         """Of the newest thousand: those that were submitted last ended last, but for a batch or two."""
-        wall = self._run(self._last())
+        wall = self._loop.run(self._last())
         return None if wall is None else wall * 1_000 - (time.time_ns() - time.monotonic_ns())
 
     def late(self, sent: int) -> None:
-        self._run(self._late(sent))
+        self._loop.run(self._late(sent))
 
     def workers(self, processes: int) -> list[list[str]]:
-        return [[program("taskmill"), "worker", "bench.peers.taskmill_sqlite:app", "--processes", str(processes)]]
+        return [[program("taskmill"), "worker", "bench.peers.taskmill_side:app", "--processes", str(processes)]]
 
     def close(self) -> None:
-        if self._loop is not None:
-            self._run(app.close())
-            self._loop.close()
+        if self._loop.used:
+            self._loop.run(app.close())
+        self._loop.close()
 
     async def _hold(self) -> None:
         await app.operations.pause_queue(QUEUE, reason="bench")
@@ -116,10 +128,6 @@ class Taskmill(Side):
 
     async def _callers(self, n: int) -> None:
         await asyncio.gather(*(self._one_by_one(n // CALLERS) for _ in range(CALLERS)))
-
-    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        self._loop = self._loop or asyncio.new_event_loop()
-        return self._loop.run_until_complete(coroutine)
 
 
 SIDE = Taskmill()

@@ -16,7 +16,7 @@ from taskmill.clock import format_duration
 from taskmill.engines.postgres.target import Target
 from taskmill.errors import AnswerLost, InvalidSettings, StoreError, TaskmillError, WrongStore
 
-__all__ = ["FAILURES", "OLDEST_SERVER", "breaks", "passes", "refuse_server", "translate"]
+__all__ = ["FAILURES", "OLDEST_SERVER", "breaks", "grants", "passes", "refuse_server", "translate"]
 
 OLDEST_SERVER = 14
 

@@ -34,6 +34,10 @@ class Store:
         """The moment of a step: None, the server's own clock, unless a test moves time."""
         return None if self._clock is None else self._clock.now()
 
+    def monotonic(self) -> int | None:
+        """What beats and terms are judged by; the server has no other clock than its own, so None again (see recover)."""
+        return None if self._clock is None else self._clock.monotonic()
+
     async def read_settings(self, db: Any = None) -> Settings:
         """The settings in force, read anew; on the user's connection when there is one."""
         rows = await (db or self.pool).fetch(self._queries.settings)

@@ -4,7 +4,7 @@
 --   a task's own rows (task, body, ended and what hangs on them) are written by whoever holds the lock on its row in task;
 --   lanes, shares, counters, stands, starts, turns and the counts of edges are written under the gate (see settle), which is held inside one
 --   function call that is a transaction of its own, never by a client and never in a user's transaction;
---   what a step owes to those is a row in an inbox (stir, falling, late_edge), applied by whoever comes next with the gate.
+--   what a step owes to those is a row in an inbox (stir, falling, lowering, late_edge), applied by whoever comes next with the gate.
 -- There are no foreign keys: their checks take row locks that wait.
 
 CREATE TABLE store (
@@ -16,7 +16,8 @@ CREATE TABLE store (
   outbox_kinds text[]  NOT NULL DEFAULT '{}',
   mark_at      bigint  NOT NULL DEFAULT 0,       -- these two: when recovery last looked, and since when every lease has had its time
   fair_since   bigint  NOT NULL DEFAULT 0,
-  newest_at    bigint  NOT NULL DEFAULT 0,       -- the latest time seen, so that a clock that was set back is noticed
+  newest_at    bigint  NOT NULL DEFAULT 0,       -- the latest time seen, so that a clock that was set back is noticed …
+  settled_at   bigint  NOT NULL DEFAULT 0,       -- … and when the newest task was submitted, when that was last put right
   created_at   bigint  NOT NULL
 ) WITH (fillfactor = 10);
 INSERT INTO store (created_at) VALUES ((extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
@@ -102,7 +103,7 @@ CREATE TABLE ended (                             -- the row of an ended task, wi
   result      json,
   error       json
 ) WITH (autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX ended_at     ON ended (finished_at);
+CREATE INDEX ended_at     ON ended (state, finished_at);
 CREATE INDEX ended_failed ON ended (state, seq) WHERE state >= 6;
 
 CREATE TABLE task_attempts (                     -- all but the one that ended the task, which lies in its own row
@@ -235,6 +236,12 @@ CREATE TABLE falling (                           -- ended tasks whose edges are 
   after  bigint   NOT NULL DEFAULT 0             -- the last edge done
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX falling_id ON falling (id);
+CREATE TABLE lowering (                          -- fallen edges that somebody's lock on the waiting task kept from being counted
+  number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  id     uuid    NOT NULL,
+  edges  integer NOT NULL,
+  failed boolean NOT NULL                        -- one of them means the end of the task
+);
 CREATE TABLE late_edge (                         -- edges to tasks that were there before: they may have ended, or end now
   edge bigint PRIMARY KEY
 );
@@ -288,7 +295,8 @@ CREATE INDEX held_id ON held (id);
 
 CREATE TABLE moving (                            -- types that got limits: their older tasks are moved into lanes, in slices
   type  text PRIMARY KEY,
-  after bigint NOT NULL DEFAULT 0                -- the last one looked at
+  after bigint NOT NULL DEFAULT 0,               -- the last one looked at
+  again boolean NOT NULL DEFAULT false           -- somebody held one of them: look at all of them once more
 );
 
 CREATE TABLE workers (

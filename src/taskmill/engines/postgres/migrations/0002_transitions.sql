@@ -181,15 +181,16 @@ BEGIN
   RETURN found_id;
 END $$;
 
+-- What these three find is kept from being forgotten (see forget) until the transaction ends.
 CREATE FUNCTION share_id(queue_number bigint, share_name text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   found_id bigint;
 BEGIN
-  SELECT id INTO found_id FROM share WHERE queue = queue_number AND name = share_name;
-  IF found_id IS NULL THEN
+  LOOP
+    SELECT id INTO found_id FROM share WHERE queue = queue_number AND name = share_name FOR KEY SHARE;
+    EXIT WHEN FOUND;
     INSERT INTO share (queue, name) VALUES (queue_number, share_name) ON CONFLICT DO NOTHING;
-    SELECT id INTO found_id FROM share WHERE queue = queue_number AND name = share_name;
-  END IF;
+  END LOOP;
   RETURN found_id;
 END $$;
 
@@ -197,11 +198,11 @@ CREATE FUNCTION counter_id(limit_name text) RETURNS bigint LANGUAGE plpgsql AS $
 DECLARE
   found_id bigint;
 BEGIN
-  SELECT id INTO found_id FROM counter WHERE name = limit_name;
-  IF found_id IS NULL THEN
+  LOOP
+    SELECT id INTO found_id FROM counter WHERE name = limit_name FOR KEY SHARE;
+    EXIT WHEN FOUND;
     INSERT INTO counter (name, rate, span, cap) SELECT limit_name, rate, span, cap FROM numbers_of(split_part(limit_name, ':', 1)) ON CONFLICT DO NOTHING;
-    SELECT id INTO found_id FROM counter WHERE name = limit_name;
-  END IF;
+  END LOOP;
   RETURN found_id;
 END $$;
 
@@ -209,20 +210,19 @@ END $$;
 CREATE FUNCTION lane_id(queue_number bigint, share_name text, limit_names text[], key text, type_name text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   found_id bigint;
-  share_number bigint;
 BEGIN
   IF share_name = '' AND limit_names = '{}' AND key = '' AND type_name = '' THEN
     RETURN -queue_number;
   END IF;
-  share_number := share_id(queue_number, share_name);
-  SELECT id INTO found_id FROM lane WHERE queue = queue_number AND share = share_number AND limits = limit_names AND order_key = key AND type = type_name;
-  IF found_id IS NULL THEN
+  LOOP
+    SELECT l.id INTO found_id FROM share s JOIN lane l ON l.queue = s.queue AND l.share = s.id
+    WHERE s.queue = queue_number AND s.name = share_name AND l.limits = limit_names AND l.order_key = key AND l.type = type_name FOR KEY SHARE OF l;
+    EXIT WHEN FOUND;
     INSERT INTO lane (queue, share, limits, counters, order_key, type, needs)
-    VALUES (queue_number, share_number, limit_names, ARRAY(SELECT counter_id(name) FROM unnest(limit_names) WITH ORDINALITY u(name, place) ORDER BY place),
-      key, type_name, type_name)
+    VALUES (queue_number, share_id(queue_number, share_name), limit_names,
+      ARRAY(SELECT counter_id(name) FROM unnest(limit_names) WITH ORDINALITY u(name, place) ORDER BY place), key, type_name, type_name)
     ON CONFLICT DO NOTHING;
-    SELECT id INTO found_id FROM lane WHERE queue = queue_number AND share = share_number AND limits = limit_names AND order_key = key AND type = type_name;
-  END IF;
+  END LOOP;
   RETURN found_id;
 END $$;
 

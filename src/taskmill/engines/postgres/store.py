@@ -25,10 +25,13 @@ class Store:
         self._clock = None if isinstance(clock, SystemClock) else clock
         self.generation = -1
         self.settings = Settings(())
-        self._queries = self.load("store.sql")
+        self._files: dict[str, Queries] = {}
 
     def load(self, file: str) -> Queries:
-        return load(file, self.schema)
+        """The statements of a file, with this schema's name in them; read once."""
+        if file not in self._files:
+            self._files[file] = load(file, self.schema)
+        return self._files[file]
 
     def now(self) -> int | None:
         """The moment of a step: None, the server's own clock, unless a test moves time."""
@@ -40,7 +43,12 @@ class Store:
 
     async def read_settings(self, db: Any = None) -> Settings:
         """The settings in force, read anew; on the user's connection when there is one."""
-        rows = await (db or self.pool).fetch(self._queries.settings)
+        rows = await (db or self.pool).fetch(self.load("store.sql").settings)
         self.generation = rows[0]["generation"]
         self.settings = Settings((row["kind"], row["name"], row["value"]) for row in rows if row["kind"] is not None)
         return self.settings
+
+    async def settle(self, *, wait: bool = True) -> bool:
+        """What steps have left in the inboxes is applied, and what time has decided. True: there was more than a few bounded pieces, or, without `wait`,
+        another is doing it."""
+        return bool(await self.pool.fetchval(self.load("store.sql").settle, self.now(), wait))

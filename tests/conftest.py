@@ -1,0 +1,75 @@
+"""Servers for the tests that need one; nothing is started before the first of them asks.
+
+TASKMILL_TEST_POSTGRES=postgresql://… uses a server that is there; TASKMILL_TEST_PROGRAMS says in which folders the programs are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import pgbouncer as poolers
+from tests.servers import postgres as servers
+from tests.servers.absence import Absence, skip
+from tests.servers.existing import URL, Server, existing
+from tests.servers.pgbouncer import PgBouncer
+from tests.servers.postgres import Postgres
+from tests.servers.programs import FOLDERS, Absent
+
+GIVEN = pytest.StashKey[dict[str, str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Our variables are not settings of Taskmill, which refuses names that it does not know. A process that only hands tests to others
+    leaves them, for those to inherit."""
+    config.stash[GIVEN] = {name: os.environ[name] for name in (URL, FOLDERS) if name in os.environ}
+    worker = hasattr(config, "workerinput")
+    if worker or config.getoption("dist", "no") == "no":
+        for name in config.stash[GIVEN]:
+            del os.environ[name]
+    if not worker:
+        config.pluginmanager.register(Absence(), "absence of servers")
+
+
+@pytest.fixture(scope="session")
+def postgres(pytestconfig: pytest.Config) -> Iterator[Server]:
+    """The server of this process, for all tests that leave it as it is. It does not wait for the disk: nobody cuts its power."""
+    given = pytestconfig.stash[GIVEN]
+    try:
+        opened = existing(given[URL]) if URL in given else servers.started(fsync=False, folders=given.get(FOLDERS))
+        with opened as server:
+            yield server
+    except Absent as absent:
+        skip(absent)
+
+
+@pytest.fixture
+def postgres_url(postgres: Server) -> Iterator[str]:
+    """A database as new, with the migrations applied."""
+    url = postgres.databases.give()
+    try:
+        yield url
+    finally:
+        postgres.databases.take_back(url)
+
+
+@pytest.fixture
+def private_postgres(pytestconfig: pytest.Config) -> Iterator[Postgres]:
+    """A server of one's own, which waits for the disk and may be killed."""
+    try:
+        with servers.started(folders=pytestconfig.stash[GIVEN].get(FOLDERS)) as server:
+            yield server
+    except Absent as absent:
+        skip(absent)
+
+
+@pytest.fixture
+def pgbouncer(pytestconfig: pytest.Config, postgres: Server) -> Iterator[PgBouncer]:
+    """A pooler in front of `postgres`; `pgbouncer.through(postgres_url)` is the way to a database by it."""
+    try:
+        with poolers.started(postgres.url(), folders=pytestconfig.stash[GIVEN].get(FOLDERS)) as pooler:
+            yield pooler
+    except Absent as absent:
+        skip(absent)

@@ -1,0 +1,204 @@
+"""Databases for tests, each as new: with the migrations applied and nothing else in it.
+
+A database that is copied from a template costs about 65 ms, and to drop it 30 ms more; one that is emptied costs 15 ms. So a database that
+comes back is emptied and given out again, unless the test has changed the schema itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import psycopg
+from psycopg import Connection, sql
+
+__all__ = ["Databases", "at"]
+
+OURS = "n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') AND n.nspname NOT LIKE 'pg\\_temp%'"
+SCHEMA = f"""
+SELECT md5(string_agg(line, ' ' ORDER BY line COLLATE "C")) FROM (
+    SELECT concat_ws('|', 'schema', n.nspname, n.nspacl) FROM pg_namespace n WHERE {OURS}
+    UNION ALL SELECT concat_ws('|', 'class', n.nspname, c.relname, c.relkind, c.relpersistence, c.reloptions, c.relacl, c.relowner)
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE {OURS}
+    UNION ALL SELECT concat_ws('|', 'column', n.nspname, c.relname, a.attnum, a.attname, a.atttypid::regtype, a.attnotnull, a.atthasdef, a.attstorage)
+        FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE {OURS} AND a.attnum > 0
+    UNION ALL SELECT concat_ws('|', 'constraint', n.nspname, c.conrelid::regclass, c.conname, c.contype, c.convalidated)
+        FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace WHERE {OURS}
+    UNION ALL SELECT concat_ws('|', 'function', n.nspname, p.oid::regprocedure, md5(p.prosrc), p.proconfig, p.proacl)
+        FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE {OURS}
+    UNION ALL SELECT concat_ws('|', 'view', v.schemaname, v.viewname, md5(v.definition)) FROM pg_views v WHERE v.schemaname <> 'pg_catalog'
+    UNION ALL SELECT concat_ws('|', 'trigger', t.tgrelid::regclass, t.tgname, t.tgenabled) FROM pg_trigger t WHERE NOT t.tgisinternal
+    UNION ALL SELECT concat_ws('|', 'extension', e.extname) FROM pg_extension e
+    UNION ALL SELECT concat_ws('|', 'setting', s.setrole, s.setconfig) FROM pg_db_role_setting s JOIN pg_database d ON d.oid = s.setdatabase
+        WHERE d.datname = current_database()
+) lines(line)"""
+TABLES = f"""
+SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND {OURS} ORDER BY 1"""
+SEQUENCES = "SELECT format('%I.%I', schemaname, sequencename), last_value, start_value FROM pg_sequences ORDER BY 1"
+OTHERS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+PREPARED = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
+SLOTS = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
+
+
+class Fresh(NamedTuple):
+    """What a database is like before its first use."""
+
+    schema: str
+    tables: tuple[str, ...]
+    rows: dict[str, bytes]
+    """The rows that migrations put in, as COPY writes them."""
+    sequences: dict[str, tuple[int | None, int]]
+
+
+def at(url: str, database: str) -> str:
+    """The same server, another database."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=f"/{quote(database, safe='')}"))
+
+
+class Databases:
+    """The databases that tests are given in one server."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._mark = f"taskmill_test_{secrets.token_hex(4)}"
+        self._made: set[str] = set()
+        self._free: list[str] = []
+        self._template = ""
+        self._fresh: Fresh | None = None
+        self._number = 0
+        self._admin: Connection[tuple[Any, ...]] | None = None
+
+    def give(self) -> str:
+        """The URL of a database as new, with the migrations applied."""
+        if not self._template:
+            self._template = self._migrated()
+        name = self._free.pop() if self._free else self._copied()
+        return at(self._url, name)
+
+    def take_back(self, url: str) -> None:
+        """Whoever is still in it is thrown out."""
+        name = urlsplit(url).path.removeprefix("/")
+        try:
+            emptied = self._emptied(name)
+        except psycopg.Error:
+            emptied = False
+        if emptied:
+            self._free.append(name)
+        else:
+            self.drop(name)
+
+    def empty(self) -> str:
+        """The URL of a database in which there is nothing, not even migrations; it lasts as long as the server does."""
+        return at(self._url, self._create(""))
+
+    def drop(self, name: str) -> None:
+        self.run(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+        self._made.discard(name)
+
+    def drop_all(self) -> None:
+        for name in sorted(self._made):
+            self.drop(name)
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """The server is about to stop."""
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
+
+    def forget(self) -> None:
+        """The server has gone, and its databases may be as it left them."""
+        self.disconnect()
+        self._free.clear()
+
+    def run(self, statement: sql.Composed) -> None:
+        if self._admin is None or self._admin.closed:
+            self._admin = psycopg.connect(self._url, autocommit=True)
+        self._admin.execute(statement)
+
+    def _create(self, template: str) -> str:
+        self._number += 1
+        name = f"{self._mark}_{self._number}"
+        self._made.add(name)
+        self.run(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template or "template0")))
+        return name
+
+    def _copied(self) -> str:
+        return self._create(self._template)
+
+    def _migrated(self) -> str:
+        from taskmill import engines
+
+        name = self._create("")
+        engines.schema(at(self._url, name)).upgrade()
+        with self._inside(name) as connection:
+            self._fresh = _seen(connection)
+        return name
+
+    def _emptied(self, name: str) -> bool:
+        """Whether it is as new now."""
+        fresh = self._fresh
+        assert fresh is not None
+        with self._inside(name) as connection:
+            connection.execute(OTHERS, (name,))
+            if _one(connection, PREPARED) or _one(connection, SLOTS) or _one(connection, SCHEMA) != fresh.schema:
+                return False
+            dirty = _dirty(connection, fresh)
+            if dirty:
+                connection.execute(_text(f"TRUNCATE {', '.join(dirty)} CASCADE"))
+            for table, rows in fresh.rows.items():
+                if not dirty or _rows(connection, table) == rows:
+                    continue
+                with connection.cursor() as cursor, cursor.copy(_text(f"COPY {table} FROM STDIN")) as copy:
+                    copy.write(rows)
+            _rewind(connection, fresh)
+        return True
+
+    @contextmanager
+    def _inside(self, name: str) -> Iterator[Connection[tuple[Any, ...]]]:
+        with psycopg.connect(at(self._url, name), autocommit=True) as connection:
+            yield connection
+
+
+def _text(statement: str) -> sql.SQL:
+    return sql.SQL(statement)
+
+
+def _one(connection: Connection[tuple[Any, ...]], statement: str) -> Any:
+    row = connection.execute(_text(statement)).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def _rows(connection: Connection[tuple[Any, ...]], table: str) -> bytes:
+    with connection.cursor() as cursor, cursor.copy(_text(f"COPY {table} TO STDOUT")) as copy:
+        return b"".join(map(bytes, copy))
+
+
+def _seen(connection: Connection[tuple[Any, ...]]) -> Fresh:
+    tables = tuple(name for (name,) in connection.execute(_text(TABLES)))
+    rows = {table: found for table in tables if (found := _rows(connection, table))}
+    sequences = {name: (last, start) for name, last, start in connection.execute(SEQUENCES)}
+    return Fresh(_one(connection, SCHEMA), tables, rows, sequences)
+
+
+def _dirty(connection: Connection[tuple[Any, ...]], fresh: Fresh) -> list[str]:
+    """The tables that do not hold what they held at first."""
+    unseeded = [table for table in fresh.tables if table not in fresh.rows]
+    asked = ", ".join(f"EXISTS (SELECT FROM {table})" for table in unseeded)
+    filled = connection.execute(_text(f"SELECT {asked}")).fetchone() if asked else ()
+    assert filled is not None
+    changed = [table for table, rows in fresh.rows.items() if _rows(connection, table) != rows]
+    return [table for table, some in zip(unseeded, filled, strict=True) if some] + changed
+
+
+def _rewind(connection: Connection[tuple[Any, ...]], fresh: Fresh) -> None:
+    for name, last, _ in connection.execute(SEQUENCES).fetchall():
+        before, start = fresh.sequences[name]
+        if last != before:
+            connection.execute("SELECT setval(%s::regclass, %s, %s)", (name, start if before is None else before, before is not None))

@@ -19,7 +19,7 @@ EPILOG = """
 Both engines are measured, one after the other; PostgreSQL is left out, in one line, where it is not installed.
 
 sections, in order:
-  engine.py      throughput claim_cost edges group_commit processes
+  engine.py      throughput claim_cost edges group_commit processes held (of PostgreSQL)
   executor.py    executor
   compare.py     submit drain latency
   product.py     idle start memory

@@ -8,7 +8,7 @@ __all__ = ["ALL", "GRAPHILE", "PEERS", "PGQUEUER", "PROCRASTINATE", "PYTHON", "R
 
 DRAIN = 100_000
 
-OWN = "SELECT EXISTS (SELECT FROM taskmill.tasks_v WHERE state NOT IN ('completed', 'dead', 'cancelled'))"
+OWN = "SELECT EXISTS (SELECT FROM taskmill.task)"  # it holds live tasks only
 TASKMILL = Contender("Taskmill", "taskmill_side", "def", drain=DRAIN, unfinished=OWN)
 TASKMILL_ASYNC = Contender("Taskmill, async def", "taskmill_side", "async def", drain=DRAIN, unfinished=OWN)
 

@@ -22,10 +22,12 @@ sections:
   edges          100,000 children of one parent; one task that 100,000 wait for
   group_commit   single submits from 64 coroutines beside one
   processes      two processes on one store beside one; the longest write among ten
+  held           of PostgreSQL: 10 minutes at 6,000/s while a snapshot is held; dead rows and sizes
 
 examples:
   python bench/engine.py --quick
   python bench/engine.py --engine postgres --only throughput
+  python bench/engine.py --engine postgres --only held --hold 1800 --load 15000
   python bench/engine.py --only throughput --only edges --rounds 5 --json figures.json
   BENCH_DIR=/srv/disk make bench ARGS="--only claim_cost"
 """
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def sections() -> dict[str, dict[str, Section]]:
     """By engine and name, in order."""
-    from bench import claim_cost, edges, group_commit, processes, throughput
+    from bench import claim_cost, edges, group_commit, held, processes, throughput
 
     every: dict[str, Section] = {
         "throughput": throughput.run,
@@ -49,7 +51,7 @@ def sections() -> dict[str, dict[str, Section]]:
         "group_commit": group_commit.run,
         "processes": processes.run,
     }
-    return {"sqlite": every, "postgres": every}
+    return {"sqlite": every, "postgres": {**every, "held": held.run}}
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from bench.group import cpu_of
 __all__ = ["Missing", "Server", "binaries", "started"]
 
 OLDEST = 14
+DEBIAN = Path("/usr/lib/postgresql")
 ROLE = "bench"
 PATIENCE = 60.0
 """Seconds for a server to answer, and to end by itself."""
@@ -55,16 +56,20 @@ def binaries() -> Path:
     """The folder of `postgres` and `initdb`: that of the PATH, else the newest of Debian's."""
     found = shutil.which("postgres")
     folders = [Path(found).resolve().parent] if found else []
-    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_release, reverse=True)
-    folder = next((one for one in folders if (one / "initdb").exists() and (one / "postgres").exists()), None)
+    folders += sorted(DEBIAN.glob("*/bin"), key=_release_of, reverse=True)
+    folder = next((one for one in folders if (one / "initdb").exists() and _release_of(one) >= OLDEST), None)
     if folder is None:
         raise Missing(f"PostgreSQL {OLDEST} or newer is not installed; apt-get install postgresql")
     return folder
 
 
-def _release(folder: Path) -> int:
-    name = folder.parent.name
-    return int(name) if name.isdigit() else 0
+def _release_of(folder: Path) -> int:
+    """The major number that the program itself says: `postgres (PostgreSQL) 15.18 (Debian …)`."""
+    if not (folder / "postgres").exists():
+        return 0
+    told = subprocess.run([str(folder / "postgres"), "--version"], capture_output=True, text=True, check=False).stdout.split()
+    number = told[2].partition(".")[0] if len(told) > 2 else ""
+    return int(number) if number.isdigit() else 0
 
 
 class Server:
@@ -127,6 +132,18 @@ class Server:
     def execute(self, statement: str, url: str = "") -> str:
         """In a connection of its own; answers the first value, in words."""
         return self._thread.submit(asyncio.run, _first_value(url or self.url(), statement)).result()
+
+    def trace(self, url: str) -> Callable[[], int]:
+        """Counts the statements that are sent to a database, from now on and by those who connect from now on."""
+        name = url.rpartition("/")[2]
+        self.execute(f"ALTER DATABASE \"{name}\" SET log_statement = 'all'")
+        began = self._sent()
+        return lambda: self._sent() - began
+
+    def _sent(self) -> int:
+        """Lines of the log that begin a statement, whichever way it was sent."""
+        with (self.folder / "server.log").open(encoding="utf-8", errors="replace") as log:
+            return sum("LOG:  execute " in line or "LOG:  statement: " in line for line in log)
 
     def _wait(self) -> None:
         """Until it answers, and it is this server that does."""

@@ -102,6 +102,9 @@ class Plan:
     """Of every measurement that is bounded by time."""
     systems: tuple[str, ...] = ()
     """Words of which one stands in the name of every system that is compared; without any, all are."""
+    hold: float | None = None
+    """Seconds for which a snapshot is held, and the tasks a second meanwhile; without them, what the section says."""
+    load: int | None = None
     began: float = field(default_factory=time.monotonic)
 
     def count(self, full: int, least: int = 1_000) -> int:

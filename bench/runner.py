@@ -51,7 +51,7 @@ def _measured(engine: str, sections: Sequence[Section], directory: Path, options
     scale = options.scale if options.scale is not None else 0.1 if options.quick else 1.0
     rounds = options.rounds if options.rounds is not None else 1 if options.quick else 3
     with made(engine, directory) as stores:
-        plan = Plan(stores, directory, rounds, scale, max(0.2, 4.0 * min(1.0, scale * 5)), tuple(options.system or ()))
+        plan = Plan(stores, directory, rounds, scale, max(0.2, 4.0 * min(1.0, scale * 5)), tuple(options.system or ()), options.hold, options.load)
         figures = asyncio.run(_all(plan, sections))
         show(figures, plan)
     return plan, figures
@@ -72,6 +72,8 @@ def _parser(program: str, summary: str, epilog: str, sections: Mapping[str, Mapp
     )  # fmt: skip
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help="this section only; may be given again")
     parser.add_argument("--system", action="append", metavar="WORD", help="compare only systems with this in their name; may be given again")
+    parser.add_argument("--hold", type=_seconds, metavar="SECONDS", help="how long section held lasts (default 600, less with --scale)")
+    parser.add_argument("--load", type=_positive, metavar="N", help="tasks a second in section held (default 6000)")
     parser.add_argument("--quick", action="store_true", help="one round of a tenth of everything: to see that it runs, not to believe its numbers")
     parser.add_argument("--rounds", type=_positive, metavar="K", help="how often each side has its turn (default 3)")
     parser.add_argument("--scale", type=_part, metavar="X", help="this part of all counts (default 1.0)")
@@ -86,6 +88,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 5 <= value <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text} is not between 5 and 86400 seconds")
     return value
 
 

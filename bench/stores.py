@@ -45,6 +45,9 @@ class Stores(Protocol):
     def cpu(self) -> float:
         """Seconds that a server has used so far; nought where there is none."""
 
+    def trace(self, url: str) -> Callable[[], int] | None:
+        """Counts the statements that a server is sent for this store, by those who connect from now on; None where there is no server."""
+
 
 class Files:
     engine = "sqlite"
@@ -70,6 +73,9 @@ class Files:
     def cpu(self) -> float:
         return 0.0
 
+    def trace(self, url: str) -> None:
+        return None
+
 
 class Databases:
     engine = "postgres"
@@ -91,6 +97,9 @@ class Databases:
 
     def cpu(self) -> float:
         return self.server.cpu()
+
+    def trace(self, url: str) -> Callable[[], int]:
+        return self.server.trace(url)
 
 
 def file_of(url: str) -> Path:

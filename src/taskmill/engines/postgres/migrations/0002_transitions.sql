@@ -13,8 +13,12 @@ CREATE FUNCTION owe(kind text, subject text, data json, now bigint) RETURNS void
 $$;
 
 -- There may be work in these queues: told once, to those who found nothing before. A hint: where another is just telling it, it is left to that one.
+-- Never in a user's transaction (taskmill.quiet), which would hold the queue's row for as long as it is open.
 CREATE FUNCTION announce(queues bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+  IF current_setting('taskmill.quiet', true) = 'on' THEN
+    RETURN;
+  END IF;
   UPDATE queue SET idle = false WHERE id = ANY (ARRAY(SELECT id FROM queue WHERE id = ANY (queues) AND idle FOR NO KEY UPDATE SKIP LOCKED));
   IF FOUND THEN
     PERFORM pg_notify(current_schema(), 'work');

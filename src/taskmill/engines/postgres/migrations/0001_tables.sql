@@ -357,9 +357,9 @@ DECLARE
   setting text;
 BEGIN
   FOREACH name IN ARRAY names LOOP
-    EXECUTE format('ALTER FUNCTION %I SET search_path FROM CURRENT', name);
+    EXECUTE format('ALTER FUNCTION %I.%I SET search_path FROM CURRENT', current_schema(), name);
     FOREACH setting IN ARRAY ARRAY['plan_cache_mode = force_generic_plan', 'jit = off', 'enable_seqscan = off', 'enable_mergejoin = off', 'enable_bitmapscan = off'] LOOP
-      EXECUTE format('ALTER FUNCTION %I SET %s', name, setting);
+      EXECUTE format('ALTER FUNCTION %I.%I SET %s', current_schema(), name, setting);
     END LOOP;
   END LOOP;
 END $$;

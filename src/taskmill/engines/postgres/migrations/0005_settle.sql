@@ -156,24 +156,24 @@ CREATE FUNCTION take_stirs(now bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
   looks bigint[];
   lanes bigint[];
-  freed integer[];
+  slots integer[];
   numbers bigint[];
   counts integer[];
   limits bigint[] := '{}';
 BEGIN
   WITH gone AS (
-    DELETE FROM stir WHERE number = ANY (ARRAY(SELECT number FROM stir ORDER BY number LIMIT 2000)) RETURNING lane, freed, look
+    DELETE FROM stir WHERE number = ANY (ARRAY(SELECT number FROM stir ORDER BY number LIMIT 2000)) RETURNING stir.lane, stir.freed, stir.look
   ), each AS (
     SELECT g.lane, sum(g.freed)::integer AS freed, bool_or(g.look) AS look FROM gone g GROUP BY g.lane
   )
   SELECT array_agg(e.lane) FILTER (WHERE e.look), array_agg(e.lane) FILTER (WHERE e.freed > 0), array_agg(e.freed) FILTER (WHERE e.freed > 0)
-  INTO looks, lanes, freed FROM each e;
+  INTO looks, lanes, slots FROM each e;
   IF looks IS NULL AND lanes IS NULL THEN
     RETURN false;
   END IF;
   IF lanes IS NOT NULL THEN
     SELECT array_agg(x.counter), array_agg(x.n) INTO numbers, counts FROM (
-      SELECT c.counter, sum(u.n)::integer AS n FROM unnest(lanes, freed) u(lane, n) JOIN lane l ON l.id = u.lane, unnest(l.counters) c(counter) GROUP BY c.counter) x;
+      SELECT c.counter, sum(u.n)::integer AS n FROM unnest(lanes, slots) u(lane, n) JOIN lane l ON l.id = u.lane, unnest(l.counters) c(counter) GROUP BY c.counter) x;
     IF numbers IS NOT NULL THEN
       UPDATE counter c SET running = greatest(c.running - u.n, 0), idle_at = greatest(c.idle_at, now) FROM unnest(numbers, counts) u(id, n) WHERE c.id = u.id;
       limits := numbers;

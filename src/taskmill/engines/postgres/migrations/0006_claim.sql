@@ -163,22 +163,23 @@ BEGIN
   RETURN cardinality(fulls);
 END $$;
 
--- Up to `most` tasks of one priority from a share's oldest open lanes, and from the plain line where the share is the one without a name.
+-- Up to `most` tasks of one priority from a share's oldest open lanes, and from the plain line where the share is the one without a name. So many lanes are read
+-- together as give that much if every visit gives 8 tasks, or as few as the visits before have given.
 CREATE FUNCTION pick_share(p picking, queue_number bigint, share_number bigint, level integer, most integer, with_plain boolean) RETURNS picking LANGUAGE plpgsql AS $$
 DECLARE
+  want integer := most;
   piece integer := (most + 7) / 8 + 1;
+  all_picked uuid[] := '{}';
   lanes bigint[];
   rooms integer[];
   last_at bigint;
   last_seq bigint;
-  shared bigint[];
-  shared_rooms integer[];
   ids uuid[];
-  got uuid[];
+  odd boolean;
+  size bigint;
   passed_before integer;
 BEGIN
-  p.picked := '{}';
-  WHILE p.picked = '{}' AND p.passed < 1000 LOOP
+  WHILE want > 0 AND p.passed < 1000 AND NOT p.stuffed LOOP
     SELECT array_agg(x.id), array_agg(x.room), max(x.head_at), max(x.head_seq) FILTER (WHERE x.n = piece) INTO lanes, rooms, last_at, last_seq
     FROM (
       SELECT l.id, l.head_at, l.head_seq, row_number() OVER (ORDER BY l.head_at, l.head_seq) AS n,
@@ -195,59 +196,75 @@ BEGIN
       END IF;
       CONTINUE;
     END IF;
-    SELECT array_agg(x.id), array_agg(x.room) INTO shared, shared_rooms FROM (
-      SELECT c.id, room_of(c, p.now) AS room FROM counter c WHERE c.id = ANY (ARRAY(
-        SELECT u.counter FROM unnest(lanes) n(id) JOIN lane l ON l.id = n.id, unnest(l.counters) u(counter) GROUP BY u.counter HAVING count(*) > 1))) x;
-    WITH candidate AS (
-      SELECT l.id AS lane, t.id, t.ready_at, t.seq, row_number() OVER (PARTITION BY l.id ORDER BY t.ready_at, t.seq) AS n
-      FROM unnest(lanes, rooms) u(id, room) JOIN lane l ON l.id = u.id, LATERAL (
-        (SELECT t.id, t.ready_at, t.seq FROM task t
-         WHERE l.order_key = '' AND t.lane = l.id AND t.lane > 0 AND t.state = 0 AND t.priority = level ORDER BY t.ready_at, t.seq LIMIT least(most, u.room))
-        UNION ALL
-        (SELECT t.id, t.ready_at, t.seq FROM (SELECT o.id FROM ordered o WHERE l.order_key <> '' AND o.lane = l.id ORDER BY o.seq LIMIT 1) f
-         JOIN task t ON t.id = f.id WHERE t.state = 0 AND u.room > 0)) t
-      UNION ALL
-      SELECT 0, t.id, t.ready_at, t.seq, row_number() OVER (ORDER BY t.ready_at, t.seq)
-      FROM (SELECT t.id, t.ready_at, t.seq FROM task t
-            WHERE with_plain AND t.lane = -queue_number AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at <= p.now
-            ORDER BY t.ready_at, t.seq LIMIT most) t
-    ), visit AS (
-      SELECT c.*, first_value(c.ready_at) OVER w AS visit_at, first_value(c.seq) OVER w AS visit_seq FROM candidate c WINDOW w AS (PARTITION BY c.lane, (c.n - 1) / 8 ORDER BY c.n)
-    ), placed AS MATERIALIZED (
-      SELECT v.id, v.lane, row_number() OVER (ORDER BY v.visit_at, v.visit_seq, v.n) AS place FROM visit v
-      WHERE last_seq IS NULL OR (v.visit_at, v.visit_seq) <= (last_at, last_seq)
-    ), over AS (
-      SELECT r.id FROM (
-        SELECT o.id, s.room, row_number() OVER (PARTITION BY s.id ORDER BY o.place) AS n
-        FROM placed o JOIN lane l ON l.id = o.lane, unnest(l.counters) c(counter), unnest(shared, shared_rooms) s(id, room) WHERE shared IS NOT NULL AND s.id = c.counter) r
-      WHERE r.n > r.room
-    )
-    SELECT array_agg(o.id ORDER BY o.place) INTO ids FROM (
-      SELECT o.id, o.place FROM placed o WHERE o.id NOT IN (SELECT v.id FROM over v) ORDER BY o.place LIMIT most) o;
+    ids := next_visits(p, queue_number, level, want, with_plain, lanes, rooms, last_at, last_seq);
     EXIT WHEN ids IS NULL;
-    got := ARRAY(SELECT t.id FROM unnest(ids) WITH ORDINALITY u(id, place) JOIN task t ON t.id = u.id AND t.state + 0 <= 2 ORDER BY u.place FOR UPDATE OF t SKIP LOCKED);
+    SELECT array_agg(x.id), bool_or(x.type <> ALL (p.types) OR (x.expires_at <= p.now AND x.must_end IS NULL)), sum(x.size) INTO ids, odd, size
+    FROM (
+      SELECT t.id, t.type, t.expires_at, t.must_end, t.size FROM unnest(ids) WITH ORDINALITY u(id, place) JOIN task t ON t.id = u.id AND t.state + 0 <= 2
+      ORDER BY u.place FOR UPDATE OF t SKIP LOCKED) x;
+    EXIT WHEN ids IS NULL;  -- others hold what is left
     passed_before := p.passed;
-    IF EXISTS (SELECT 1 FROM task t WHERE t.id = ANY (got) AND (t.type <> ALL (p.types) OR (t.expires_at <= p.now AND t.must_end IS NULL)))
-      OR p.rooms IS NOT NULL OR (SELECT sum(t.size) FROM task t WHERE t.id = ANY (got)) > p.bytes THEN
-      p := sort_out(p, got, most);
+    IF odd OR p.rooms IS NOT NULL OR size > p.bytes THEN
+      p := sort_out(p, ids, want);
     ELSE
-      p.picked := got;
-      p.bytes := p.bytes - (SELECT coalesce(sum(t.size), 0) FROM task t WHERE t.id = ANY (got));
+      p.picked := ids;
+      p.bytes := p.bytes - size;
     END IF;
     IF p.picked <> '{}' THEN
       p := start_picked(p);
-      IF lanes IS NOT NULL THEN
-        p := charge(p, lanes);
-      END IF;
+      all_picked := all_picked || p.picked;
+      want := want - cardinality(p.picked);
+      piece := greatest(piece, (want * cardinality(lanes) + cardinality(p.picked) - 1) / cardinality(p.picked) + 1);
+      p := charge(p, lanes);
     END IF;
     IF p.passed > passed_before THEN
       PERFORM take_stirs(p.now);
-    ELSIF p.picked = '{}' THEN  -- others hold what is left
-      EXIT;
     END IF;
-    EXIT WHEN p.stuffed;
+    EXIT WHEN p.opened AND all_picked <> '{}';  -- better ones may stand there now
   END LOOP;
+  p.picked := all_picked;
   RETURN p;
+END $$;
+
+-- The next tasks of these lanes and of the plain line, in order: each lane is visited for up to 8 tasks, and the visits stand in the order of their first task's
+-- age. Behind the last lane that was read (last_at, last_seq; NULL: these are all) there may be older ones. No limit gets more than it has room for.
+CREATE FUNCTION next_visits(p picking, queue_number bigint, level integer, want integer, with_plain boolean, lanes bigint[], rooms integer[], last_at bigint, last_seq bigint)
+RETURNS uuid[] LANGUAGE plpgsql AS $$
+DECLARE
+  shared bigint[];
+  shared_rooms integer[];
+  ids uuid[];
+BEGIN
+  SELECT array_agg(x.id), array_agg(x.room) INTO shared, shared_rooms FROM (
+    SELECT c.id, room_of(c, p.now) AS room FROM counter c WHERE c.id = ANY (ARRAY(
+      SELECT u.counter FROM unnest(lanes) n(id) JOIN lane l ON l.id = n.id, unnest(l.counters) u(counter) GROUP BY u.counter HAVING count(*) > 1))) x;
+  WITH candidate AS (
+    SELECT l.id AS lane, t.id, t.ready_at, t.seq, row_number() OVER (PARTITION BY l.id ORDER BY t.ready_at, t.seq) AS n
+    FROM unnest(lanes, rooms) u(id, room) JOIN lane l ON l.id = u.id, LATERAL (
+      (SELECT t.id, t.ready_at, t.seq FROM task t
+       WHERE l.order_key = '' AND t.lane = l.id AND t.lane > 0 AND t.state = 0 AND t.priority = level ORDER BY t.ready_at, t.seq LIMIT least(want, u.room))
+      UNION ALL
+      (SELECT t.id, t.ready_at, t.seq FROM (SELECT o.id FROM ordered o WHERE l.order_key <> '' AND o.lane = l.id ORDER BY o.seq LIMIT 1) f
+       JOIN task t ON t.id = f.id WHERE t.state = 0)) t
+    UNION ALL
+    SELECT 0, t.id, t.ready_at, t.seq, row_number() OVER (ORDER BY t.ready_at, t.seq)
+    FROM (SELECT t.id, t.ready_at, t.seq FROM task t
+          WHERE with_plain AND t.lane = -queue_number AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at <= p.now
+          ORDER BY t.ready_at, t.seq LIMIT want) t
+  ), visit AS (
+    SELECT c.*, first_value(c.ready_at) OVER w AS visit_at, first_value(c.seq) OVER w AS visit_seq FROM candidate c WINDOW w AS (PARTITION BY c.lane, (c.n - 1) / 8 ORDER BY c.n)
+  ), placed AS MATERIALIZED (
+    SELECT v.id, v.lane, row_number() OVER (ORDER BY v.visit_at, v.visit_seq, v.n) AS place FROM visit v
+    WHERE last_seq IS NULL OR (v.visit_at, v.visit_seq) <= (last_at, last_seq)
+  ), over AS (
+    SELECT r.id FROM (
+      SELECT o.id, s.room, row_number() OVER (PARTITION BY s.id ORDER BY o.place) AS n
+      FROM placed o JOIN lane l ON l.id = o.lane, unnest(l.counters) c(counter), unnest(shared, shared_rooms) s(id, room) WHERE shared IS NOT NULL AND s.id = c.counter) r
+    WHERE r.n > r.room
+  )
+  SELECT array_agg(o.id ORDER BY o.place) INTO ids FROM (
+    SELECT o.id, o.place FROM placed o WHERE o.id NOT IN (SELECT v.id FROM over v) ORDER BY o.place LIMIT want) o;
+  RETURN ids;
 END $$;
 
 -- Tasks of this priority from the share whose turn it is. Turns below the queue's own count as the queue's: idling earns no credit.
@@ -354,6 +371,35 @@ BEGIN
   RETURN p;
 END $$;
 
+-- Up to `most` of a queue that has nothing but its plain line, locked; nothing at all if something is in the way.
+CREATE FUNCTION next_plain(p picking, queue_number bigint, most integer) RETURNS uuid[] LANGUAGE plpgsql AS $$
+DECLARE
+  ids uuid[];
+  found_all uuid[] := '{}';
+  odd boolean;
+  size bigint;
+BEGIN
+  IF EXISTS (SELECT 1 FROM queue WHERE id = queue_number AND priorities IS NOT NULL) THEN
+    RETURN NULL;
+  END IF;
+  FOR level IN REVERSE 3..0 LOOP
+    SELECT array_agg(x.id), bool_or(x.type <> ALL (p.types) OR x.expires_at <= p.now OR x.flags & 4 <> 0), sum(x.size) INTO ids, odd, size
+    FROM (
+      SELECT t.id, t.type, t.expires_at, t.flags, t.size FROM task t
+      WHERE t.lane = -queue_number AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at <= p.now
+      ORDER BY t.ready_at, t.seq LIMIT most - cardinality(found_all) FOR UPDATE SKIP LOCKED) x;
+    IF ids IS NOT NULL THEN
+      IF odd OR size > p.bytes THEN
+        RETURN NULL;
+      END IF;
+      p.bytes := p.bytes - size;
+      found_all := found_all || ids;
+      EXIT WHEN cardinality(found_all) = most;
+    END IF;
+  END LOOP;
+  RETURN found_all;
+END $$;
+
 -- Every queue gets an equal part first, then what others leave; the one that goes first changes with the request. Then a few more of the plain lines.
 CREATE FUNCTION pick_all(p picking, numbers bigint[], prefetch integer) RETURNS picking LANGUAGE plpgsql AS $$
 DECLARE
@@ -412,6 +458,7 @@ DECLARE
   how text := 'claimed';
   listening boolean;
   gated boolean;
+  plain uuid[];
 BEGIN
   SELECT * INTO w FROM workers k WHERE k.id = p_worker FOR NO KEY UPDATE;
   IF NOT FOUND THEN
@@ -438,10 +485,21 @@ BEGIN
     p.now := now;
     p.more := apply_inboxes(now);
   END IF;
-  IF numbers <> '{}' THEN
-    p := pick_all(p, numbers, p_prefetch);
+  IF NOT gated AND NOT listening AND cardinality(numbers) = 1 AND p_rooms IS NULL THEN
+    plain := next_plain(p, numbers[1], p_slots + p_prefetch);
   END IF;
-  p.more := p.more OR p.passed >= 1000;
+  IF plain <> '{}' THEN  -- nothing is in the way: started and answered in one statement
+    p.slots := p.slots - cardinality(plain);
+    UPDATE workers k SET request = p_request WHERE k.id = p_worker;
+    RETURN QUERY UPDATE task t SET state = 3, token = nextval('token'), worker = p_worker, request = p_request, claimed_at = now, updated_at = now,
+        version = t.version + 1, executions = t.executions + 1
+      FROM unnest(plain) WITH ORDINALITY u(id, place), body b WHERE t.id = u.id AND b.id = u.id
+      RETURNING t.id::text, t.type, b.queue, b.payload::text, t.token, t.executions, t.claimed_at, t.priority, t.failures, t.crashes, b.max_crashes, t.version,
+        b.created_at, b.retry, b.timeout, t.expires_at, b.tenant, NULL::text[], t.flags, t.must_end, t.phase, b.meta;
+  ELSIF numbers <> '{}' THEN
+    p := pick_all(p, numbers, p_prefetch);
+    p.more := p.more OR p.passed >= 1000;
+  END IF;
   IF p.taken <> '{}' THEN
     UPDATE workers k SET request = p_request WHERE k.id = p_worker;
     DELETE FROM held h WHERE h.id = ANY (ARRAY(SELECT t.id FROM task t WHERE t.id = ANY (p.taken) AND t.flags & 4 <> 0));
@@ -450,7 +508,7 @@ BEGIN
       FROM unnest(p.taken) WITH ORDINALITY u(id, place) JOIN task t ON t.id = u.id JOIN body b ON b.id = u.id ORDER BY u.place;
     END IF;
     RETURN QUERY SELECT * FROM claimed(p.taken);
-  ELSIF NOT p.more THEN
+  ELSIF coalesce(plain, '{}') = '{}' AND NOT p.more THEN
     UPDATE queue q SET idle = true WHERE q.id = ANY (ARRAY(SELECT k.id FROM queue k WHERE k.id = ANY (numbers) AND NOT k.idle FOR NO KEY UPDATE SKIP LOCKED));
     IF FOUND THEN
       how := 'idle';

@@ -77,17 +77,16 @@ class Pool:
             raise
 
     async def _learn(self, connection: Connection) -> Connection:
-        row = await connection.fetchrow("SELECT pg_backend_pid(), pg_is_in_recovery(), current_setting('synchronous_standby_names')")
-        assert row is not None
-        pid, self.in_recovery, standbys = row
-        version = connection.get_server_version()
+        version, encoding = connection.get_server_version(), connection.get_settings().server_encoding
         self.server_version = (version.major, version.micro)
         if version.major < OLDEST_SERVER:
             raise refuse_server(f"{version.major}.{version.micro}", self.target)
-        encoding = connection.get_settings().server_encoding
         if encoding != "UTF8":
             hint = "make a database that holds all texts: createdb --encoding UTF8 --template template0"
             raise WrongStore(f"the database {self.target} has the encoding {encoding}", code="not_utf8", field="url", hint=hint)
+        row = await connection.fetchrow("SELECT pg_backend_pid(), pg_is_in_recovery(), current_setting('synchronous_standby_names')")
+        assert row is not None
+        pid, self.in_recovery, standbys = row
         if self.target.durability is Durability.REPLICATED and not standbys:
             hint = "set synchronous_standby_names there, or ask for durability fsync"
             raise WrongStore(f"{self.target} has no synchronous standby", code="not_replicated", field="durability", hint=hint)

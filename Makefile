@@ -14,7 +14,7 @@ WORKERS ?= 2
 ARGS ?=
 CHECKED := src tests tools $(wildcard bench examples)
 
-.PHONY: help run test check format bench soak chaos lock wheel clean distclean
+.PHONY: help run test check format bench soak chaos servers lock wheel clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ help: ## this list
 run: $(STAMP) ## shows the product at work until Ctrl-C: worker, schedules, sample tasks; ARGS="--once" ends by itself
 	@$(BIN)/python examples/tour $(ARGS)
 
-test: $(STAMP) ## all tests but soak and chaos; ARGS="-k name" narrows, WORKERS=4 widens
+test: $(STAMP) servers ## all tests but soak and chaos; ARGS="-k name" narrows, WORKERS=4 widens
 	@$(BIN)/python -m pytest -n $(WORKERS) -m "not soak and not chaos" $(ARGS)
 
 check: $(STAMP) ## lint, format, types, imports, lengths, tracked files
@@ -40,11 +40,14 @@ format: $(STAMP) ## puts the code into the one format
 bench: $(STAMP) ## engine, executor, peers and idle costs, as ratios of one run; ARGS="--quick" a short form
 	@$(BIN)/python bench/all.py $(ARGS)
 
-soak: $(STAMP) ## the tests that run for minutes
+soak: $(STAMP) servers ## the tests that run for minutes
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 
-chaos: $(STAMP) ## the tests that kill, pause and fill things
+chaos: $(STAMP) servers ## the tests that kill, pause and fill things
 	@$(BIN)/python -m pytest -m chaos $(ARGS)
+
+servers: ## installs the servers that tests need, where that is possible: root on Debian
+	@$(PYTHON) tools/servers.py
 
 lock: $(STAMP) ## writes the lock file anew, with the newest releases
 	@$(BIN)/python -m pip install --quiet uv

@@ -7,7 +7,7 @@ comes back is emptied and given out again, unless the test has changed the schem
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -17,7 +17,7 @@ from psycopg import Connection, sql
 
 __all__ = ["Databases", "at"]
 
-OURS = "n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') AND n.nspname NOT LIKE 'pg\\_temp%'"
+OURS = "n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'"
 SCHEMA = f"""
 SELECT md5(string_agg(line, ' ' ORDER BY line COLLATE "C")) FROM (
     SELECT concat_ws('|', 'schema', n.nspname, n.nspacl) FROM pg_namespace n WHERE {OURS}
@@ -29,7 +29,8 @@ SELECT md5(string_agg(line, ' ' ORDER BY line COLLATE "C")) FROM (
         FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace WHERE {OURS}
     UNION ALL SELECT concat_ws('|', 'function', n.nspname, p.oid::regprocedure, md5(p.prosrc), p.proconfig, p.proacl)
         FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE {OURS}
-    UNION ALL SELECT concat_ws('|', 'view', v.schemaname, v.viewname, md5(v.definition)) FROM pg_views v WHERE v.schemaname <> 'pg_catalog'
+    UNION ALL SELECT concat_ws('|', 'view', v.schemaname, v.viewname, md5(v.definition)) FROM pg_views v
+        WHERE v.schemaname NOT IN ('pg_catalog', 'information_schema')
     UNION ALL SELECT concat_ws('|', 'trigger', t.tgrelid::regclass, t.tgname, t.tgenabled) FROM pg_trigger t WHERE NOT t.tgisinternal
     UNION ALL SELECT concat_ws('|', 'extension', e.extname) FROM pg_extension e
     UNION ALL SELECT concat_ws('|', 'setting', s.setrole, s.setconfig) FROM pg_db_role_setting s JOIN pg_database d ON d.oid = s.setdatabase
@@ -63,8 +64,9 @@ def at(url: str, database: str) -> str:
 class Databases:
     """The databases that tests are given in one server."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, upgrade: Callable[[str], object] | None = None) -> None:
         self._url = url
+        self._upgrade = upgrade or _upgrade
         self._mark = f"taskmill_test_{secrets.token_hex(4)}"
         self._made: set[str] = set()
         self._free: list[str] = []
@@ -132,10 +134,8 @@ class Databases:
         return self._create(self._template)
 
     def _migrated(self) -> str:
-        from taskmill import engines
-
         name = self._create("")
-        engines.schema(at(self._url, name)).upgrade()
+        self._upgrade(at(self._url, name))
         with self._inside(name) as connection:
             self._fresh = _seen(connection)
         return name
@@ -153,7 +153,7 @@ class Databases:
                 connection.execute(_text(f"TRUNCATE {', '.join(dirty)} CASCADE"))
             for table, rows in fresh.rows.items():
                 if not dirty or _rows(connection, table) == rows:
-                    continue
+                    continue  # CASCADE may have emptied more than was dirty
                 with connection.cursor() as cursor, cursor.copy(_text(f"COPY {table} FROM STDIN")) as copy:
                     copy.write(rows)
             _rewind(connection, fresh)
@@ -163,6 +163,12 @@ class Databases:
     def _inside(self, name: str) -> Iterator[Connection[tuple[Any, ...]]]:
         with psycopg.connect(at(self._url, name), autocommit=True) as connection:
             yield connection
+
+
+def _upgrade(url: str) -> None:
+    from taskmill import engines
+
+    engines.schema(url).upgrade()
 
 
 def _text(statement: str) -> sql.SQL:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.servers.processes import kill_family, remove_shared_memory
 
-__all__ = ["forget", "remove", "watch"]
+__all__ = ["forget", "pid", "remove", "watch"]
 
 ROOT = Path(__file__).parents[2]
 _watching: dict[int, subprocess.Popen[str]] = {}
@@ -27,6 +27,11 @@ def watch(pid: int, folder: Path) -> None:
 
 def forget(pid: int, folder: Path) -> None:
     _tell(f"- {pid} {folder}")
+
+
+def pid() -> int:
+    """The guard of this process, which has begun to watch."""
+    return _watching[os.getpid()].pid
 
 
 def _tell(line: str) -> None:
@@ -56,22 +61,22 @@ def remove(folder: Path) -> None:
 def main() -> None:
     watched: dict[tuple[str, str], None] = {}
     for line in sys.stdin:
-        sign, pid, folder = line.rstrip("\n").split(" ", 2)
+        sign, number, folder = line.rstrip("\n").split(" ", 2)
         if sign == "+":
-            watched[pid, folder] = None
+            watched[number, folder] = None
         else:
-            watched.pop((pid, folder), None)
-    for pid, folder in watched:
-        if int(pid) and _is_of(int(pid), folder):
-            kill_family(int(pid))
+            watched.pop((number, folder), None)
+    for number, folder in watched:
+        if int(number) and _is_of(int(number), folder):
+            kill_family(int(number))
     for _, folder in watched:
         remove(Path(folder))
 
 
-def _is_of(pid: int, folder: str) -> bool:
+def _is_of(number: int, folder: str) -> bool:
     """Whether it is still the server that was named: numbers of processes come again."""
     try:
-        return folder.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return folder.encode() in Path(f"/proc/{number}/cmdline").read_bytes()
     except OSError:
         return False
 

@@ -130,7 +130,7 @@ class Postgres:
             if synchronous:
                 self.configure(synchronous_standby_names=slot)
             state = "sync_state = 'sync'" if synchronous else "state = 'streaming'"
-            self._until(f"SELECT 1 FROM pg_stat_replication WHERE application_name = '{slot}' AND {state}")
+            self.until(f"SELECT 1 FROM pg_stat_replication WHERE application_name = '{slot}' AND {state}")
             yield standby
         finally:
             standby.close()
@@ -171,7 +171,8 @@ class Postgres:
         try:
             return self._answers(process, seen)
         except BaseException:
-            self.stop("kill")
+            if self._process is not None:
+                self.stop("kill")
             raise
 
     def _answers(self, process: subprocess.Popen[bytes], seen: int) -> bool:
@@ -190,7 +191,8 @@ class Postgres:
             time.sleep(0.02)
         raise AssertionError(f"PostgreSQL does not answer:\n{self.log()[-4_000:]}")
 
-    def _until(self, statement: str) -> None:
+    def until(self, statement: str) -> None:
+        """Wait until the statement finds something."""
         deadline = time.monotonic() + GENEROUS
         while not self.query(statement):
             assert time.monotonic() < deadline, f"it never came to this: {statement}"

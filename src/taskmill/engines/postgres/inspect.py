@@ -1,0 +1,178 @@
+"""Inspection: reads for people and surfaces. Each is one statement, so it sees one moment, and holds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from taskmill.engine import Count, Filter, Page
+from taskmill.engines.postgres.connecting import Record
+from taskmill.engines.postgres.listing import matching
+from taskmill.engines.postgres.store import Store
+from taskmill.engines.rows import (
+    CANCEL,
+    ON_FAILURE,
+    RETRYING,
+    SCHEDULED,
+    SEALED,
+    STATES,
+    UNWIND,
+    WAITING,
+    Meta,
+    decode_error,
+    decode_meta,
+    decode_progress,
+    decode_retry,
+    state_name,
+)
+from taskmill.errors import Expired, NotFound
+from taskmill.task import DEFAULT_DEDUPE_WINDOW, UUID, Attempt, EdgeResult, Gone, State, Task
+
+__all__ = ["attempts", "counts", "edges", "ended", "get", "list_tasks", "matching", "missing"]
+
+
+async def get(store: Store, ids: Sequence[str]) -> tuple[Task | Gone | None, ...]:
+    queries = store.load("inspect.sql")
+    wanted = known_form(ids)
+    rows = await store.pool.fetch(queries.tasks, wanted, store.now())
+    found: dict[str, Task | Gone] = {row["id"]: _task(row) for row in rows}
+    absent = [task for task in wanted if task not in found]
+    if absent:
+        rows = await store.pool.fetch(queries.known, absent, store.now())
+        found |= {task: Gone(task, None if state is None else STATES[state]) for task, state in rows}
+    return tuple(found.get(task) for task in ids)
+
+
+def known_form(ids: Iterable[str]) -> list[str]:
+    """Those that can be ids at all: what is none was never seen."""
+    return list({task for task in ids if UUID.fullmatch(task)})
+
+
+def _task(row: Record) -> Task:
+    meta: Meta = decode_meta(row["meta"])
+    state, ready_at, finished_at, token = row["state"], row["ready_at"], row["finished_at"], row["token"]
+    started_at = row["started_at"]
+    result = row["result"]
+    return Task(
+        id=row["id"],
+        type=row["type"],
+        queue=row["queue"],
+        payload=row["payload"].encode(),
+        priority=row["priority"],
+        state=state_name(state, ready_at or 0, row["now"]),
+        version=row["version"],
+        run_at=ready_at if state in (SCHEDULED, RETRYING) else row["run_at"],
+        executions=row["executions"],
+        failures=row["failures"],
+        crashes=row["crashes"],
+        unwind=bool(row["flags"] & UNWIND),
+        must_end=row["must_end"],
+        phase=row["phase"],
+        cancel_requested=bool(row["flags"] & CANCEL),
+        limits=meta.limits,
+        fair_key=meta.share,
+        order_key=meta.order,
+        retry=decode_retry(row["retry"]),
+        timeout=row["timeout"],
+        max_crashes=row["max_crashes"],
+        expires_at=row["expires_at"],
+        idempotency_key=meta.key,
+        idempotency_window=meta.window or DEFAULT_DEDUPE_WINDOW,
+        unique=meta.unique,
+        tenant=row["tenant"],
+        headers=meta.headers,
+        tags=meta.tags,
+        open_edges=row["open_edges"],
+        sealed=bool(row["flags"] & SEALED),
+        result=None if result is None else result.encode(),
+        error=decode_error(row["error"]),
+        progress=decode_progress(row["progress"]),
+        worker=row["worker"],
+        token=token,
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        started_at=started_at if started_at is not None or finished_at is None else row["claimed_at"] if token is not None else None,
+        finished_at=finished_at,
+    )
+
+
+async def list_tasks(store: Store, which: Filter, after: str | None, n: int) -> Page:
+    ids, cursor = await matching(store, which, after, n)
+    return Page(tuple(task for task in await get(store, ids) if isinstance(task, Task)), cursor)
+
+
+# One task
+
+
+async def attempts(store: Store, task: str) -> tuple[Attempt, ...]:
+    queries = store.load("inspect.sql")
+    row = await store.pool.fetchrow(queries.last_attempt, task) if UUID.fullmatch(task) else None
+    if row is None:
+        raise await missing(store, task)
+    state, executions, worker, token, claimed_at, started_at, finished_at, error = row
+    earlier = [
+        Attempt(number=n, worker=w, token=t, started_at=s, ended_at=e, outcome=o, error=decode_error(x))
+        for n, w, t, s, e, o, x in await store.pool.fetch(queries.attempts, task)
+    ]
+    if token is None or claimed_at is None or any(attempt.token == token for attempt in earlier):
+        return tuple(earlier)
+    name = STATES[state]
+    outcome = {State.COMPLETED: "completed", State.DEAD: "failed", State.CANCELLED: "cancelled"}.get(name)
+    if outcome is None and name is not State.RUNNING:
+        return tuple(earlier)
+    last = Attempt(
+        number=executions, worker=worker, token=token, started_at=started_at or claimed_at, ended_at=finished_at, outcome=outcome, error=decode_error(error)
+    )
+    return (*earlier, last)
+
+
+async def missing(store: Store, task: str) -> NotFound | Expired:
+    """Why a task that is asked for is not there."""
+    if UUID.fullmatch(task) and await store.pool.fetchrow(store.load("inspect.sql").known, [task], store.now()):
+        return Expired(f"the record of task {task} is gone", field="task", hint="it was pruned or deleted")
+    return NotFound(f"there is no task {task}", field="task")
+
+
+async def edges(store: Store, task: str, after: int, n: int) -> tuple[EdgeResult, ...]:
+    if not UUID.fullmatch(task):
+        return ()
+    rows = await store.pool.fetch(store.load("inspect.sql").edges, task, n, after)
+    return tuple(_edge(*row) for row in rows)
+
+
+def _edge(child: str, on_failure: int, outcome: int | None, result: str | None) -> EdgeResult:
+    return EdgeResult(child, ON_FAILURE[on_failure], None if outcome is None else STATES[outcome], None if result is None else result.encode())
+
+
+async def ended(store: Store, ids: Iterable[str]) -> dict[str, State | None]:
+    """The final state of those that ended, None for those that live; what is not there at all is left out."""
+    rows = await store.pool.fetch(store.load("inspect.sql").ended, list(ids), store.now())
+    found: dict[str, State | None] = {}
+    for task, state in rows:
+        found[task] = found.get(task) if state is None else STATES[state]
+    return found
+
+
+# The whole store
+
+
+async def counts(store: Store) -> tuple[Count, ...]:
+    queries = store.load("inspect.sql")
+    types = {row["type"] for row in await store.pool.fetch(queries.worker_types)}
+    names: dict[int, str] = {row["id"]: row["name"] for row in await store.pool.fetch(queries.queues)}
+    found: dict[tuple[str, str, int, State], tuple[int, int | None]] = {}
+    for number, type_name, priority, state, due, tasks, oldest in await store.pool.fetch(queries.live_counts, store.now()):
+        name = State.PENDING if due and state in (SCHEDULED, RETRYING, WAITING) else STATES[state]
+        _add(found, (names[number], type_name, priority, name), tasks, oldest)
+    for queue, type_name, priority, state, tasks in await store.pool.fetch(queries.ended_counts):
+        _add(found, (queue, type_name, priority, STATES[state]), tasks, None)
+    return tuple(
+        Count(queue=q, type=t, priority=p, state=s, tasks=n, oldest=oldest, no_worker=s is State.PENDING and t not in types)
+        for (q, t, p, s), (n, oldest) in sorted(found.items())
+    )
+
+
+def _add(found: dict[tuple[str, str, int, State], tuple[int, int | None]], key: Any, tasks: int, oldest: int | None) -> None:
+    before, age = found.get(key, (0, None))
+    ages = [moment for moment in (age, oldest) if moment is not None and key[3] is State.PENDING]
+    found[key] = (before + tasks, min(ages, default=None))

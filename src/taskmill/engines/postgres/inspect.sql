@@ -1,0 +1,47 @@
+-- name: tasks
+SELECT b.id::text, b.type, b.queue, b.tenant, coalesce(t.state, e.state) AS state, b.priority, t.ready_at, coalesce(t.version, e.version) AS version,
+  coalesce(t.executions, e.executions) AS executions, coalesce(t.failures, e.failures) AS failures, coalesce(t.crashes, e.crashes) AS crashes,
+  coalesce(t.flags, e.flags) AS flags, coalesce(t.open_edges, e.open_edges) AS open_edges, b.created_at, coalesce(t.updated_at, e.finished_at) AS updated_at,
+  b.expires_at, e.finished_at, CASE WHEN t.id IS NULL THEN e.token ELSE t.token END AS token, CASE WHEN t.id IS NULL THEN e.worker ELSE t.worker END AS worker,
+  e.claimed_at, e.started_at, CASE WHEN t.id IS NULL THEN e.must_end ELSE t.must_end END AS must_end,
+  CASE WHEN t.id IS NULL THEN e.phase ELSE t.phase END AS phase, CASE WHEN t.id IS NULL THEN e.progress ELSE t.progress END AS progress,
+  b.payload::text, b.retry, b.timeout, b.max_crashes, b.run_at, b.meta, e.result::text, e.error::text, m.now
+FROM unnest($1::uuid[]) u(id) JOIN {schema}.body b ON b.id = u.id LEFT JOIN {schema}.task t ON t.id = u.id LEFT JOIN {schema}.ended e ON e.id = u.id,
+  {schema}.moment($2) m(now)
+WHERE t.id IS NOT NULL OR e.id IS NOT NULL;
+
+-- name: known
+SELECT id::text, state FROM {schema}.known WHERE id = ANY ($1::uuid[]) AND until > {schema}.moment($2);
+
+-- name: ended
+-- Of these tasks the final state, or none where one lives.
+SELECT id::text, state FROM {schema}.ended WHERE id = ANY ($1::uuid[])
+UNION ALL SELECT id::text, NULL FROM {schema}.task WHERE id = ANY ($1::uuid[])
+UNION ALL SELECT id::text, state FROM {schema}.known WHERE id = ANY ($1::uuid[]) AND until > {schema}.moment($2);
+
+-- name: last_attempt
+SELECT t.state, t.executions, t.worker, t.token, t.claimed_at, NULL::bigint AS started_at, NULL::bigint AS finished_at, NULL::text AS error
+FROM {schema}.task t WHERE t.id = $1
+UNION ALL SELECT e.state, e.executions, e.worker, e.token, e.claimed_at, e.started_at, e.finished_at, e.error::text FROM {schema}.ended e WHERE e.id = $1;
+
+-- name: attempts
+SELECT number, worker, token, started_at, ended_at, outcome, error::text FROM {schema}.task_attempts WHERE id = $1 ORDER BY number, token;
+
+-- name: edges
+-- An edge fell with what the child's own record says, unless it holds: then only a completed child lets it fall.
+SELECT e.child::text, e.on_failure, coalesce(e.outcome, CASE WHEN e.on_failure <> 2 OR d.state = 5 THEN d.state END) AS outcome,
+  CASE WHEN e.outcome IS NULL THEN d.result ELSE e.result END::text AS result
+FROM {schema}.edge e LEFT JOIN {schema}.ended d ON d.id = e.child AND e.outcome IS NULL WHERE e.parent = $1 ORDER BY e.number LIMIT $2 OFFSET $3;
+
+-- name: live_counts
+SELECT CASE WHEN t.lane < 0 THEN -t.lane ELSE l.queue END AS number, t.type, t.priority, t.state, t.ready_at <= m.now AS due, count(*) AS tasks, min(t.ready_at) AS oldest
+FROM {schema}.moment($1) m(now), {schema}.task t LEFT JOIN {schema}.lane l ON l.id = t.lane GROUP BY 1, 2, 3, 4, 5;
+
+-- name: ended_counts
+SELECT b.queue, b.type, b.priority, e.state, count(*) AS tasks FROM {schema}.ended e JOIN {schema}.body b ON b.id = e.id GROUP BY 1, 2, 3, 4;
+
+-- name: queues
+SELECT id, name FROM {schema}.queue;
+
+-- name: worker_types
+SELECT DISTINCT unnest(types) AS type FROM {schema}.workers;

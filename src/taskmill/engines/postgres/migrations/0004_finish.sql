@@ -88,6 +88,29 @@ CREATE FUNCTION refuse_completed(p_worker text, p_ids uuid[], p_tokens bigint[])
   WHERE NOT EXISTS (SELECT 1 FROM ended e WHERE e.id = u.id AND e.token = u.token AND e.worker = p_worker AND e.state = 5)
 $$;
 
+-- The same where results are kept: one that is no JSON is refused alone.
+CREATE FUNCTION complete_with_results(p_worker text, p_ids uuid[], p_tokens bigint[], p_started bigint[], p_results text[], now bigint,
+  OUT done integer, OUT falls boolean, OUT bad bigint[]) LANGUAGE plpgsql AS $$
+DECLARE
+  half integer := cardinality(p_ids) / 2;
+  a record;
+  b record;
+BEGIN
+  SELECT c.done, c.falls INTO done, falls FROM complete(p_worker, p_ids, p_tokens, p_started, p_results, now) c;
+EXCEPTION WHEN data_exception THEN
+  IF half = 0 THEN
+    done := 0;
+    falls := false;
+    bad := p_tokens;
+    RETURN;
+  END IF;
+  a := complete_with_results(p_worker, p_ids[:half], p_tokens[:half], p_started[:half], p_results[:half], now);
+  b := complete_with_results(p_worker, p_ids[half + 1:], p_tokens[half + 1:], p_started[half + 1:], p_results[half + 1:], now);
+  done := a.done + b.done;
+  falls := a.falls OR b.falls;
+  bad := a.bad || b.bad;
+END $$;
+
 CREATE FUNCTION is_terminal(ending text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT ending IN ('completed', 'dead', 'cancelled') $$;
 
 -- An outcome whose lease is not current. A repeat is none to refuse: this lease was ended by its holder, and in this way. The attempt's record tells,
@@ -264,6 +287,7 @@ DECLARE
   o outcome;
   e ending;
   ended_now integer;
+  bad bigint[];
   owes boolean := false;
 BEGIN
   IF NOT p_own THEN
@@ -277,13 +301,18 @@ BEGIN
   END IF;
   now := moment(p_now);
   IF p_ids <> '{}' THEN
-    SELECT c.done, c.falls INTO ended_now, owes FROM complete(p_worker, p_ids, p_tokens, p_started, p_results, now) c;
+    IF p_results IS NULL THEN
+      SELECT c.done, c.falls INTO ended_now, owes FROM complete(p_worker, p_ids, p_tokens, p_started, p_results, now) c;
+    ELSE
+      SELECT c.done, c.falls, c.bad INTO ended_now, owes, bad FROM complete_with_results(p_worker, p_ids, p_tokens, p_started, p_results, now) c;
+    END IF;
     IF ended_now < cardinality(p_ids) THEN
-      RETURN QUERY SELECT * FROM refuse_completed(p_worker, p_ids, p_tokens);
+      RETURN QUERY SELECT r.task, r.token, CASE WHEN r.token = ANY (bad) THEN 'refused' ELSE r.code END, CASE WHEN r.token = ANY (bad) THEN '0 invalid_json ' END, r.state
+        FROM refuse_completed(p_worker, p_ids, p_tokens) r;
     END IF;
   END IF;
   FOREACH o IN ARRAY rest LOOP
-    IF o.starts IS NULL THEN
+    IF o.starts IS NULL AND o.result IS NULL THEN
       e := finish_one(o, p_generation, p_patience, p_own, now);
     ELSE
       e := finish_and_start(o, p_generation, p_patience, p_own, now);
@@ -292,7 +321,7 @@ BEGIN
       RETURN NEXT e;
     END IF;
   END LOOP;
-  IF p_own AND (owes OR rest <> '{}' AND (EXISTS (SELECT 1 FROM falling) OR EXISTS (SELECT 1 FROM late_edge))) THEN
+  IF p_own AND (owes OR cardinality(rest) > 0 AND (EXISTS (SELECT 1 FROM falling) OR EXISTS (SELECT 1 FROM late_edge))) THEN
     RETURN NEXT NULL::ending;
   END IF;
 END $$;
@@ -320,7 +349,8 @@ BEGIN
     IF u.name IS NOT NULL THEN
       INSERT INTO checkpoint (id, name, value) VALUES (u.id, u.name, u.value) ON CONFLICT (id, name) DO UPDATE SET value = excluded.value;
     END IF;
-    PERFORM tell('task.progress', u.id::text, t.version, now, coalesce(u.progress::json, json_build_object('checkpoint', u.name)));
+    PERFORM tell('task.progress', u.id::text, t.version, now, CASE WHEN u.progress IS NULL THEN json_build_object('checkpoint', u.name)
+      ELSE json_build_object('value', u.progress::json -> 'value', 'message', coalesce(u.progress::json ->> 'message', '')) END);
   END LOOP;
 END $$;
 

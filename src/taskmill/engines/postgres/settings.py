@@ -9,6 +9,7 @@ import msgspec
 
 from taskmill.engine import Entry, Fired, Item, Status, Submitted, Taken, Term
 from taskmill.engines.postgres.horizon import Horizon
+from taskmill.engines.postgres.recover import check_term
 from taskmill.engines.postgres.restore import restore
 from taskmill.engines.postgres.store import Store
 from taskmill.engines.postgres.submit import submit
@@ -71,12 +72,8 @@ async def outbox(store: Store, horizon: Horizon, kind: str, after: str, n: int, 
     until = await horizon.look()
     rows = await store.pool.fetch(store.load("settings.sql").outbox, kind, int(after or 0), until, n, term.role, term.holder, term.number)
     if rows and rows[0]["number"] is None:
-        raise stale(term)
+        raise StaleTerm(f"term {term.number} of {term.role} is over", field="term", hint="lead again before you write")
     return tuple(Entry(str(number), kind, subject, data, at) for number, subject, data, at in rows)
-
-
-def stale(term: Term) -> StaleTerm:
-    return StaleTerm(f"term {term.number} of {term.role!r} is over", hint="lead again, then repeat")
 
 
 # Schedules
@@ -86,8 +83,7 @@ async def fire(store: Store, schedule: str, version: int, tasks: Sequence[NewTas
     """The rows of the term and of the schedule are held until the commit, so neither can pass to another meanwhile."""
     queries = store.load("settings.sql")
     async with store.pool.transaction() as db:
-        if not await db.fetchval(queries.check_term, term.role, term.holder, term.number):
-            raise stale(term)
+        await check_term(store, db, term)
         row = await db.fetchrow(queries.schedule, schedule)
         if row is None:
             raise NotFound(f"there is no schedule {schedule!r}", field="schedule")

@@ -17,9 +17,6 @@ SELECT last, writers FROM {schema}.horizon($1);
 -- name: outbox
 SELECT number, subject, data, at FROM {schema}.read_outbox($1, $2, $3, $4, $5, $6, $7);
 
--- name: check_term
-SELECT 1 FROM {schema}.term WHERE role = $1 AND holder = $2 AND number = $3 FOR SHARE;
-
 -- name: schedule
 SELECT value, version FROM {schema}.item WHERE kind = 'schedule' AND name = $1 ORDER BY operator DESC LIMIT 1 FOR UPDATE;
 

@@ -140,8 +140,7 @@ END $$;
 CREATE FUNCTION read_outbox(p_kind text, p_after bigint, p_until bigint, p_n bigint, p_role text, p_holder text, p_term bigint)
 RETURNS TABLE (number bigint, subject text, data bytea, at bigint) LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM 1 FROM term t WHERE t.role = p_role AND t.holder = p_holder AND t.number = p_term FOR SHARE;
-  IF NOT FOUND THEN
+  IF NOT holds_term(p_role, p_holder, p_term) THEN
     RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::bytea, NULL::bigint;
     RETURN;
   END IF;

@@ -6,8 +6,9 @@ and the test sees only the second one. A promise that holds in one of them only 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,11 @@ from taskmill.clock import ManualClock
 from taskmill.engine import Engine, Status
 from tests.conformance.tools import Store
 
-Factory = Callable[[Path], AbstractAsyncContextManager[str]]
-
-
-@asynccontextmanager
-async def sqlite(folder: Path) -> AsyncIterator[str]:
-    yield f"sqlite:///{folder / 'store.db'}"
-
-
-STORES: dict[str, Factory] = {"sqlite": sqlite}
-"""How to get the URL of a new, empty store that several engines can open at once."""
+STORES = {"sqlite": "sqlite_url"}
+"""Which fixture gives the URL of a new, empty store that several engines can open at once."""
+with suppress(ImportError):
+    import_module("taskmill.engines.postgres.engine")
+    STORES["postgres"] = "postgres_url"
 
 ANSWERS = ("heard", "lost")
 
@@ -42,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         raise pytest.UsageError(f"{metafunc.definition.nodeid}: heard_only needs a reason")
     answers = ANSWERS[:1] if heard_only else ANSWERS
     variants = [(name, answer) for name in STORES for answer in answers]
-    metafunc.parametrize("store", variants, indirect=True, ids=["-".join(variant) for variant in variants])
+    metafunc.parametrize("variant", variants, indirect=True, ids=["-".join(variant) for variant in variants])
 
 
 @pytest.fixture
@@ -52,15 +48,32 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Store]:
-    """An empty store; `await store.engine()` opens one more engine on it."""
+def variant(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Which store, and whether its answers are heard."""
     name, answers = request.param
-    async with STORES[name](tmp_path) as url:
-        store = Store(url, clock, lost=answers == "lost")
-        try:
-            yield store
-        finally:
-            await store.close()
+    return name, answers
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'store.db'}"
+
+
+@pytest.fixture
+def store_url(request: pytest.FixtureRequest, variant: tuple[str, str]) -> str:
+    url = request.getfixturevalue(STORES[variant[0]])
+    assert isinstance(url, str)
+    return url
+
+
+@pytest.fixture
+async def store(variant: tuple[str, str], store_url: str, clock: ManualClock) -> AsyncIterator[Store]:
+    """An empty store; `await store.engine()` opens one more engine on it."""
+    store = Store(store_url, clock, lost=variant[1] == "lost")
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 @pytest.fixture

@@ -249,6 +249,13 @@ def test_a_missing_pooler_is_said_loudly(tmp_path: Path, private_postgres: Postg
     assert (result.returncode, "PgBouncer is not installed: 1 tests behind it were skipped; apt-get install pgbouncer" in result.stdout) == (1, True)
 
 
+def test_make_says_what_it_cannot_install(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "tools" / "servers.py"]
+    result = subprocess.run(command, env={"PATH": str(tmp_path), FOLDERS: str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "not installed: postgresql pgbouncer; the tests that need them will be skipped" in result.stderr
+
+
 def test_an_old_or_incomplete_server_is_none(tmp_path: Path) -> None:
     for name in ("postgres", "initdb", "pg_basebackup"):
         with pytest.raises(Absent, match="PostgreSQL is not installed"):

@@ -38,7 +38,7 @@ def measured(contenders: Sequence[Contender], jobs: int, plan: Plan) -> tuple[di
 
 
 def figures(words: dict[Contender, str], floor: list[float], found: Found) -> list[Figure]:
-    """Judged: the plain function beside both settings of Huey, the asynchronous one beside the raw loop; one process each."""
+    """Judged: the plain function beside both settings of Huey, the asynchronous one beside the raw loop; one process each. What is not here is left out."""
 
     def of(contender: Contender, processes: int = 1) -> list[float]:
         return [one.rate for one in found[contender, processes]]
@@ -47,14 +47,19 @@ def figures(words: dict[Contender, str], floor: list[float], found: Found) -> li
         name = f"{_short(own)} / {other.name}" + (", two processes" if processes == 2 else "")
         return rates(SECTION, name, target, {_short(own): of(own, processes), other.name: of(other, processes)}, "tasks/s")
 
-    peers = [peer for peer in PEERS if (peer, 1) in found]
+    def beside_raw(own: Contender, target: float | None) -> Figure:
+        return rates(SECTION, f"{_short(own)} / raw loop", target, {_short(own): of(own), "raw": floor}, "tasks/s, one process, both at FULL")
+
+    here = {contender for contender, _ in found}
+    peers = [peer for peer in PEERS if peer in here]
+    plain, asynchronous, local = (own in here for own in (TASKMILL, TASKMILL_ASYNC, LOCAL))
     return [
-        *(beside(TASKMILL, peer, processes, 5 if peer in HUEY and processes == 1 else None) for processes in (1, 2) for peer in peers),
-        *(beside(TASKMILL_ASYNC, peer, 1, None) for peer in peers if peer in HUEY),
-        *(beside(LOCAL, peer, 1, None) for peer in peers if peer not in HUEY[:1]),
-        rates(SECTION, "async def / raw loop", 0.22, {"async def": of(TASKMILL_ASYNC), "raw": floor}, "tasks/s, one process, both at FULL"),
-        rates(SECTION, "def / raw loop", None, {"def": of(TASKMILL), "raw": floor}, "tasks/s, one process, both at FULL"),
-        rates(SECTION, "async def, two processes / one", None, {"two": of(TASKMILL_ASYNC, 2), "one": of(TASKMILL_ASYNC)}, "tasks/s"),
+        *(beside(TASKMILL, peer, processes, 5 if peer in HUEY and processes == 1 else None) for processes in (1, 2) for peer in peers if plain),
+        *(beside(TASKMILL_ASYNC, peer, 1, None) for peer in peers if asynchronous and peer in HUEY),
+        *(beside(LOCAL, peer, 1, None) for peer in peers if local and peer not in HUEY[:1]),
+        *([beside_raw(TASKMILL_ASYNC, 0.22)] if asynchronous else []),
+        *([beside_raw(TASKMILL, None)] if plain else []),
+        *(rates(SECTION, "async def, two processes / one", None, {"two": of(one, 2), "one": of(one)}, "tasks/s") for one in here if one == TASKMILL_ASYNC),
         *(each(SECTION, f"{one.name}: {processes_in_words(processes)}", of(one, processes), cpu(runs, words[one])) for (one, processes), runs in found.items()),
     ]
 

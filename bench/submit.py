@@ -57,11 +57,15 @@ def figures(words: dict[Contender, str], bulk: Found, single: Found, concurrent:
     """A peer that has no way of its own for many is as fast there as one by one."""
     peers = {one: max(bulk.get(one, []), single.get(one, []), key=lambda rates: max(rates, default=0.0)) for one in single if one.peer}
     singles = {one.name: single[one] for one in peers}
-    compared = peers and [
-        over_best(SECTION, "submit_many / best peer", 1.5, bulk[TASKMILL], {one.name: peers[one] for one in peers}, "tasks/s"),
-        over_best(SECTION, "single submits / best peer", None, single[TASKMILL], singles, "tasks/s; a commit each"),
-        over_best(SECTION, "64 coroutines / best peer's single", None, concurrent[TASKMILL], singles, "tasks/s; they share commits"),
-    ]
+    compared = (
+        []
+        if not peers or TASKMILL not in bulk
+        else [
+            over_best(SECTION, "submit_many / best peer", 1.5, bulk[TASKMILL], {one.name: peers[one] for one in peers}, "tasks/s"),
+            over_best(SECTION, "single submits / best peer", None, single[TASKMILL], singles, "tasks/s; a commit each"),
+            over_best(SECTION, "64 coroutines / best peer's single", None, concurrent[TASKMILL], singles, "tasks/s; they share commits"),
+        ]
+    )
     return [
         *compared,
         *(each(SECTION, f"{one.name}: many at once", rates, words[one]) for one, rates in bulk.items()),

@@ -20,15 +20,6 @@ CREATE FUNCTION read_lines(p_lines json) RETURNS TABLE (line bigint, type text, 
     WITH ORDINALITY AS x(type, queue, tenant, priority, timeout, max_crashes, retry, share, limits, order_key, rejects, span, line)
 $$;
 
--- The lanes of these lines, in their order; NULL where it is not there yet. Each is held, so that nobody removes it before this transaction has ended.
-CREATE FUNCTION find_lanes(p_lines json) RETURNS bigint[] LANGUAGE sql AS $$
-  SELECT array_agg(CASE WHEN x.share = '' AND x.order_key = '' AND (x.limits = '{}' OR x.rejects) THEN -x.queue ELSE (
-    SELECT l.id FROM lane l
-    WHERE l.queue = x.queue AND l.share = (SELECT s.id FROM share s WHERE s.queue = x.queue AND s.name = x.share)
-      AND l.limits = CASE WHEN x.rejects THEN '{}' ELSE x.limits END AND l.order_key = x.order_key AND l.type = '' FOR KEY SHARE) END ORDER BY x.line)
-  FROM (SELECT line, share, limits, order_key, rejects, (SELECT q.id FROM queue q WHERE q.name = r.queue) AS queue FROM read_lines(p_lines) r OFFSET 0) x
-$$;
-
 -- Makes the queues, shares, counters and lanes of these lines that are missing, in one order for all who do so at once. A line whose names are too long for an
 -- index is left out.
 CREATE FUNCTION make_names(p_lines json) RETURNS void LANGUAGE plpgsql AS $$
@@ -47,27 +38,31 @@ BEGIN
   END LOOP;
 END $$;
 
--- The keys of these tasks, each for the first that names it, unless it was there before. Answers the places of those that somebody's open transaction holds back.
-CREATE FUNCTION hold_keys(p_places integer[], p_tenants text[], p_types text[], p_keys text[], p_ids uuid[], p_hashes bytea[], p_untils bigint[], p_patience integer)
-RETURNS integer[] LANGUAGE plpgsql AS $$
+-- The keys of these tasks, each for the first that names it, unless it was there before: how many are new. `busy`: the places of those that somebody's open
+-- transaction holds back.
+CREATE FUNCTION hold_keys(p_places integer[], p_tenants text[], p_types text[], p_keys text[], p_ids uuid[], p_hashes bytea[], p_untils bigint[], p_patience integer,
+  OUT added integer, OUT busy integer[]) LANGUAGE plpgsql AS $$
 DECLARE
   n integer := cardinality(p_places);
   half integer := n / 2;
 BEGIN
   PERFORM set_config('lock_timeout', p_patience::text, true);
   INSERT INTO dedupe (tenant, type, key, id, hash, until)
-  SELECT DISTINCT ON (u.tenant, u.type, u.key) u.tenant, u.type, u.key, u.id, u.hash, u.until
+  SELECT DISTINCT ON (u.tenant COLLATE "C", u.type COLLATE "C", u.key COLLATE "C") u.tenant, u.type, u.key, u.id, u.hash, u.until
   FROM unnest(p_places, p_tenants, p_types, p_keys, p_ids, p_hashes, p_untils) u(place, tenant, type, key, id, hash, until)
-  ORDER BY u.tenant, u.type, u.key, u.place
+  ORDER BY u.tenant COLLATE "C", u.type COLLATE "C", u.key COLLATE "C", u.place
   ON CONFLICT (tenant, type, key) DO NOTHING;
-  RETURN '{}';
+  GET DIAGNOSTICS added = ROW_COUNT;
+  busy := '{}';
 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-  IF n = 1 THEN
-    RETURN p_places;
+  added := 0;
+  busy := p_places;
+  IF n > 1 THEN
+    SELECT a.added + b.added, a.busy || b.busy INTO added, busy
+    FROM hold_keys(p_places[:half], p_tenants[:half], p_types[:half], p_keys[:half], p_ids[:half], p_hashes[:half], p_untils[:half], least(p_patience, 10)) a,
+      hold_keys(p_places[half + 1:], p_tenants[half + 1:], p_types[half + 1:], p_keys[half + 1:], p_ids[half + 1:], p_hashes[half + 1:], p_untils[half + 1:],
+        least(p_patience, 10)) b;
   END IF;
-  RETURN hold_keys(p_places[:half], p_tenants[:half], p_types[:half], p_keys[:half], p_ids[:half], p_hashes[:half], p_untils[:half], least(p_patience, 10))
-    || hold_keys(p_places[half + 1:], p_tenants[half + 1:], p_types[half + 1:], p_keys[half + 1:], p_ids[half + 1:], p_hashes[half + 1:], p_untils[half + 1:],
-      least(p_patience, 10));
 END $$;
 
 -- A task whose key was there before it: NULL where the key has run out and is its own now.
@@ -275,18 +270,22 @@ BEGIN
     END IF;
   END IF;
   IF n > 0 THEN
-    lanes := find_lanes(p_lines);
-    IF array_position(lanes, NULL) IS NOT NULL THEN
+    FOR attempt IN 1 .. 2 LOOP
+      -- Each lane is held, so that nobody removes it before this transaction has ended.
+      SELECT array_agg(type), array_agg(queue), array_agg(tenant), array_agg(priority), array_agg(timeout), array_agg(max_crashes), array_agg(retry), array_agg(span),
+        array_agg(order_key <> ''), CASE WHEN bool_or(rejects) THEN array_agg(CASE WHEN rejects THEN array_to_json(limits)::text END) END,
+        array_agg(CASE WHEN share = '' AND order_key = '' AND (limits = '{}' OR rejects) THEN -queue_number ELSE (
+          SELECT l.id FROM lane l WHERE l.queue = x.queue_number AND l.share = (SELECT s.id FROM share s WHERE s.queue = x.queue_number AND s.name = x.share)
+            AND l.limits = CASE WHEN x.rejects THEN '{}' ELSE x.limits END AND l.order_key = x.order_key AND l.type = '' FOR KEY SHARE) END)
+      INTO types, queues, tenants, priorities, timeouts, crashes, retries, spans, orders, limiting, lanes
+      FROM (SELECT r.*, (SELECT q.id FROM queue q WHERE q.name = r.queue) AS queue_number FROM read_lines(p_lines) r ORDER BY r.line) x;
+      EXIT WHEN attempt = 2 OR array_position(lanes, NULL) IS NULL;
       IF NOT p_own THEN
         RETURN NEXT (0, 'names', NULL, false, NULL, NULL)::verdict;
         RETURN;
       END IF;
       PERFORM make_names(p_lines);
-      lanes := find_lanes(p_lines);
-    END IF;
-    SELECT array_agg(type), array_agg(queue), array_agg(tenant), array_agg(priority), array_agg(timeout), array_agg(max_crashes), array_agg(retry), array_agg(span),
-      array_agg(order_key <> ''), CASE WHEN bool_or(rejects) THEN array_agg(CASE WHEN rejects THEN array_to_json(limits)::text END) END
-    INTO types, queues, tenants, priorities, timeouts, crashes, retries, spans, orders, limiting FROM (SELECT * FROM read_lines(p_lines) ORDER BY line) x;
+    END LOOP;
     all_plain := 0 > ALL (lanes);
     seqs := ARRAY(SELECT nextval('seq') FROM generate_series(1, n));
     LOCK TABLE body, task, dedupe, held, edge IN ROW EXCLUSIVE MODE;
@@ -326,20 +325,20 @@ BEGIN
     END LOOP;
   END IF;
   IF p_key IS NOT NULL THEN
-    FOR v IN
-      SELECT h.place, 'busy', NULL, false, 'key_in_flight', NULL FROM (
-        SELECT array_agg(u.place::integer) AS places, array_agg(tenants[u.line]) AS tenants, array_agg(types[u.line]) AS types, array_agg(u.key) AS keys, array_agg(u.id) AS ids,
-          array_agg(u.hash) AS hashes, array_agg(now + spans[u.line]) AS untils
-        FROM unnest(p_ids, p_line, p_key, p_hash) WITH ORDINALITY u(id, line, key, hash, place) WHERE u.key IS NOT NULL AND alive[u.place]) k,
-        LATERAL unnest(hold_keys(k.places, k.tenants, k.types, k.keys, k.ids, k.hashes, k.untils, p_patience)) h(place) WHERE k.places IS NOT NULL
-    LOOP
-      alive[v.place] := false;
-      busy[v.place] := true;
-      verdicts := verdicts || v;
+    SELECT h.added, h.busy, cardinality(k.places) INTO put, stack, high FROM (
+      SELECT array_agg(u.place::integer) AS places, array_agg(tenants[u.line]) AS tenants, array_agg(types[u.line]) AS types, array_agg(u.key) AS keys, array_agg(u.id) AS ids,
+        array_agg(u.hash) AS hashes, array_agg(now + spans[u.line]) AS untils
+      FROM unnest(p_ids, p_line, p_key, p_hash) WITH ORDINALITY u(id, line, key, hash, place) WHERE u.key IS NOT NULL AND alive[u.place]) k,
+      LATERAL hold_keys(k.places, k.tenants, k.types, k.keys, k.ids, k.hashes, k.untils, p_patience) h WHERE k.places IS NOT NULL;
+    FOREACH low IN ARRAY coalesce(stack, '{}') LOOP
+      alive[low] := false;
+      busy[low] := true;
+      verdicts := verdicts || (low, 'busy', NULL, false, 'key_in_flight', NULL)::verdict;
     END LOOP;
     FOR r IN
       SELECT u.place::integer AS place, u.id, tenants[u.line] AS tenant, types[u.line] AS type, u.key, u.hash, now + spans[u.line] AS until
-      FROM unnest(p_ids, p_line, p_key, p_hash) WITH ORDINALITY u(id, line, key, hash, place) WHERE u.key IS NOT NULL AND alive[u.place] AND NOT EXISTS (
+      FROM unnest(p_ids, p_line, p_key, p_hash) WITH ORDINALITY u(id, line, key, hash, place)
+      WHERE put < high AND u.key IS NOT NULL AND alive[u.place] AND NOT EXISTS (
         SELECT 1 FROM dedupe d WHERE d.tenant = tenants[u.line] AND d.type = types[u.line] AND d.key = u.key AND d.id = u.id)
     LOOP
       v := judge_key(r.place, r.tenant, r.type, r.key, r.id, r.hash, r.until, now);
@@ -400,7 +399,7 @@ BEGIN
     END LOOP;
   END IF;
 
-  -- Into the store. Where one row cannot be written, halves are tried, so that it alone is left out.
+  -- Into the store. That all ids are new is assumed, not looked up. Where one row cannot be written, halves are tried, so that it alone is left out.
   stack := CASE WHEN n > 0 THEN ARRAY[1, n] END;
   WHILE cardinality(stack) > 0 LOOP
     low := stack[cardinality(stack) - 1];
@@ -412,18 +411,27 @@ BEGIN
         timeouts[u.line], crashes[u.line], retries[u.line], u.meta, u.tags::jsonb, u.payload::json
       FROM unnest(p_ids, seqs, p_line, p_run_at, p_delay, p_expires_at, p_meta, p_tags, p_payloads) WITH ORDINALITY
         u(id, seq, line, run_at, delay, expires_at, meta, tags, payload, place)
-      WHERE u.place BETWEEN low AND high AND (alive IS NULL OR alive[u.place])
-      ON CONFLICT (id) DO NOTHING;
+      WHERE u.place BETWEEN low AND high AND (alive IS NULL OR alive[u.place]);
       GET DIAGNOSTICS put = ROW_COUNT;
       stored := stored + put;
-    EXCEPTION WHEN lock_not_available OR deadlock_detected OR data_exception OR program_limit_exceeded THEN
+    EXCEPTION WHEN unique_violation OR lock_not_available OR deadlock_detected OR data_exception OR program_limit_exceeded THEN
       PERFORM set_config('lock_timeout', least(p_patience, 10)::text, true);
-      IF low < high THEN
+      alive := coalesce(alive, array_fill(true, ARRAY[n]));
+      put := cardinality(verdicts);
+      FOR v IN
+        SELECT u.place, 'duplicate', u.id::text, false, 'compare', b.payload::text
+        FROM unnest(p_ids, seqs) WITH ORDINALITY u(id, seq, place) JOIN body b ON b.id = u.id WHERE SQLSTATE = '23505' AND alive[u.place] AND b.seq <> u.seq
+      LOOP
+        alive[v.place] := false;
+        verdicts := verdicts || v;
+      END LOOP;
+      IF put < cardinality(verdicts) THEN
+        stack := stack || ARRAY[low, high];
+      ELSIF low < high THEN
         stack := stack || ARRAY[(low + high) / 2 + 1, high, low, (low + high) / 2];
       ELSE
-        alive := coalesce(alive, array_fill(true, ARRAY[n]));
         alive[low] := false;
-        IF SQLSTATE IN ('55P03', '40P01') THEN
+        IF SQLSTATE IN ('23505', '55P03', '40P01') THEN
           verdicts := verdicts || (low, 'busy', NULL, false, 'id_in_flight', NULL)::verdict;
         ELSE
           verdicts := verdicts || (low, 'refused', NULL, false, 'invalid_json', SQLERRM)::verdict;
@@ -432,16 +440,6 @@ BEGIN
     END;
   END LOOP;
   PERFORM set_config('lock_timeout', patience, true);
-  IF stored + cardinality(verdicts) < n THEN
-    alive := coalesce(alive, array_fill(true, ARRAY[n]));
-    FOR v IN
-      SELECT u.place, 'duplicate', u.id::text, false, 'compare', b.payload::text
-      FROM unnest(p_ids, seqs) WITH ORDINALITY u(id, seq, place) JOIN body b ON b.id = u.id WHERE alive[u.place] AND b.seq <> u.seq
-    LOOP
-      alive[v.place] := false;
-      verdicts := verdicts || v;
-    END LOOP;
-  END IF;
   IF p_key IS NOT NULL OR p_unique IS NOT NULL THEN
     FOREACH v IN ARRAY verdicts LOOP
       IF v.status IN ('refused', 'busy') OR v.code = 'unique_runs' THEN

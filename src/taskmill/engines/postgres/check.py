@@ -7,6 +7,7 @@ user's own transaction has those of the user.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.resources.abc import Traversable
 
 from msgspec import Struct
 
@@ -16,7 +17,7 @@ from taskmill.engines.postgres import migrate
 from taskmill.engines.postgres.connecting import Pool
 from taskmill.engines.postgres.connection import Connection, hang_up
 from taskmill.engines.postgres.errors import FAILURES, grants, translate
-from taskmill.engines.postgres.sql import load
+from taskmill.engines.postgres.sql import MIGRATIONS, load
 from taskmill.errors import WrongStore
 
 __all__ = ["check"]
@@ -45,11 +46,11 @@ class _Seen(Struct, frozen=True):
         return self.settings[name] == "off"
 
 
-async def check(pool: Pool, *, long_held: float = LONG_HELD) -> tuple[Finding, ...]:
+async def check(pool: Pool, *, long_held: float = LONG_HELD, folder: Traversable = MIGRATIONS) -> tuple[Finding, ...]:
     try:
         connection = await pool.connect(plain=True)
         try:
-            seen = await _look(pool, connection, long_held)
+            seen = await _look(pool, connection, long_held, folder)
         finally:
             await hang_up(connection)
     except FAILURES as error:
@@ -58,7 +59,7 @@ async def check(pool: Pool, *, long_held: float = LONG_HELD) -> tuple[Finding, .
     return tuple(finding for look in looks for finding in look(seen))
 
 
-async def _look(pool: Pool, connection: Connection, long_held: float) -> _Seen:
+async def _look(pool: Pool, connection: Connection, long_held: float, folder: Traversable) -> _Seen:
     schema = pool.target.schema
     queries = load("check.sql", schema)
     settings = {row[0]: row[1] for row in await connection.fetch(queries.settings)}
@@ -70,8 +71,9 @@ async def _look(pool: Pool, connection: Connection, long_held: float) -> _Seen:
     refused = None
     if "USAGE ON SCHEMA" not in {what for what, _ in lacks} and ("SELECT", "migration") not in lacks:
         try:
-            pending = [migration.title for migration in await migrate.pending(connection, schema)]
-            contract = [migration.title for migration in await migrate.pending(connection, schema, contract=True) if migration.title not in pending]
+            missing = await migrate.pending(connection, schema, contract=True, folder=folder)
+            pending = [migration.title for migration in missing if migration.phase == "expand"]
+            contract = [migration.title for migration in missing if migration.phase == "contract"]
         except WrongStore as error:
             refused = error
     return _Seen(pool, settings, holders, lacks, pending, contract, refused)

@@ -16,7 +16,7 @@ from taskmill.clock import MILLISECOND
 from taskmill.engines.postgres.connecting import Connection, Pool
 from taskmill.engines.postgres.objects import differences, made, present
 from taskmill.engines.postgres.sql import MIGRATIONS, Migration, filled, migrations
-from taskmill.errors import WrongStore
+from taskmill.errors import StoreError, WrongStore
 
 __all__ = ["Applied", "applied", "pending", "script", "upgrade", "verify"]
 
@@ -75,8 +75,14 @@ async def upgrade(pool: Pool, *, contract: bool = False, report: Callable[[str],
         missing = await pending(connection, schema, contract=contract, folder=folder)
     names = []
     for migration in missing:
-        async with pool.transaction() as connection:
-            fresh = await _apply(connection, migration, pool.target.patience // MILLISECOND, schema)
+        try:
+            async with pool.transaction() as connection:
+                fresh = await _apply(connection, migration, pool.target.patience // MILLISECOND, schema)
+        except StoreError as error:
+            if error.code != "store_error":
+                raise
+            hint = "nothing of it was applied; `taskmill db verify` says whether somebody changed the schema"
+            raise StoreError(f"the migration {migration.title} failed: {error.message}", code="migration_failed", hint=hint) from None
         if fresh:
             names.append(migration.title)
             report(migration.title)

@@ -6,6 +6,7 @@ file of its name or of its kin, and in the migrations; here each is handed to it
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -74,8 +75,10 @@ class PostgresEngine:
         self.clock: Clock = self._server_clock or clock or SystemClock()
         self._pool = Pool(target)
         self._store = Store(self._pool, target.schema, clock=clock, durability=target.durability, lease=lease, term=term)
-        self._horizon = Horizon(self._store, "outbox")
+        self._outbox = Horizon(self._store, "outbox", "outbox_number_seq")
+        self._bodies = Horizon(self._store, "body", "seq")
         self._transactions: set[Tx] = set()
+        self._counting = asyncio.Lock()
         self._counts: tuple[int, tuple[Count, ...]] | None = None
         self._open = False
 
@@ -272,10 +275,12 @@ class PostgresEngine:
         return await inspect.attempts(self._reading(), task)
 
     async def counts(self) -> tuple[Count, ...]:
-        store, now = self._reading(), self.clock.now()
-        if self._counts is None or not 0 <= now - self._counts[0] < COUNTS_AGE:
-            self._counts = (now, await inspect.counts(store))
-        return self._counts[1]
+        store = self._reading()
+        async with self._counting:  # those who ask at once share one answer
+            now = self.clock.now()
+            if self._counts is None or not 0 <= now - self._counts[0] < COUNTS_AGE:
+                self._counts = (now, await inspect.counts(store, self._bodies))
+            return self._counts[1]
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         return await recover.workers(self._reading())
@@ -315,7 +320,7 @@ class PostgresEngine:
         return await settings.take(self._outside(), limit, n, id)
 
     async def outbox(self, kind: str, after: str, n: int, term: Term) -> tuple[Entry, ...]:
-        return await settings.outbox(self._outside(), self._horizon, kind, after, n, term)
+        return await settings.outbox(self._outside(), self._outbox, kind, after, n, term)
 
     async def restore(self, records: Sequence[Record]) -> tuple[bool, ...]:
         return await settings.restore(self._outside(), records)

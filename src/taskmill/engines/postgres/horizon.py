@@ -18,9 +18,9 @@ MOST_LOOKS = 64
 class Horizon:
     """What one process knows of one log."""
 
-    def __init__(self, store: Store, table: str) -> None:
+    def __init__(self, store: Store, table: str, sequence: str) -> None:
         self._store = store
-        self._table = table
+        self._log = (table, sequence)
         self._looks: deque[tuple[int, frozenset[str]]] = deque(maxlen=MOST_LOOKS)
         self.last = 0
         """The last number that was given when it was looked at."""
@@ -29,7 +29,7 @@ class Horizon:
 
     async def look(self) -> int:
         """Look again; answers `safe`. A step that reads the log up to there must begin after this answered."""
-        row = await self._store.pool.fetchrow(self._store.load("settings.sql").horizon, self._table)
+        row = await self._store.pool.fetchrow(self._store.load("settings.sql").horizon, *self._log)
         assert row is not None
         self.last, writers = row[0], frozenset(row[1])
         self._looks.append((self.last, writers))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from taskmill.engine import Count, Filter, Page
 from taskmill.engines.postgres.connecting import Record
+from taskmill.engines.postgres.horizon import Horizon
 from taskmill.engines.postgres.listing import matching
 from taskmill.engines.postgres.store import Store
 from taskmill.engines.rows import (
@@ -25,10 +26,13 @@ from taskmill.engines.rows import (
     decode_retry,
     state_name,
 )
-from taskmill.errors import Expired, NotFound
+from taskmill.errors import Expired, NotFound, StoreError
 from taskmill.task import DEFAULT_DEDUPE_WINDOW, UUID, Attempt, EdgeResult, Gone, State, Task
 
 __all__ = ["attempts", "counts", "edges", "ended", "get", "list_tasks", "matching", "missing"]
+
+SLICE = 500_000
+"""How many tasks are counted in one step when the mark moves."""
 
 
 async def get(store: Store, ids: Sequence[str]) -> tuple[Task | Gone | None, ...]:
@@ -156,23 +160,34 @@ async def ended(store: Store, ids: Iterable[str]) -> dict[str, State | None]:
 # The whole store
 
 
-async def counts(store: Store) -> tuple[Count, ...]:
+async def counts(store: Store, bodies: Horizon) -> tuple[Count, ...]:
+    """What has completed is all there is less what lives or failed; all there is was counted once, up to a mark."""
     queries = store.load("inspect.sql")
+    await _move_mark(store, bodies)
     types = {row["type"] for row in await store.pool.fetch(queries.worker_types)}
-    names: dict[int, str] = {row["id"]: row["name"] for row in await store.pool.fetch(queries.queues)}
     found: dict[tuple[str, str, int, State], tuple[int, int | None]] = {}
-    for number, type_name, priority, state, due, tasks, oldest in await store.pool.fetch(queries.live_counts, store.now()):
-        name = State.PENDING if due and state in (SCHEDULED, RETRYING, WAITING) else STATES[state]
-        _add(found, (names[number], type_name, priority, name), tasks, oldest)
-    for queue, type_name, priority, state, tasks in await store.pool.fetch(queries.ended_counts):
-        _add(found, (queue, type_name, priority, STATES[state]), tasks, None)
+    for queue, type_name, priority, state, due, tasks, oldest in await store.pool.fetch(queries.counts, store.now()):
+        name = State.PENDING if due and state in (SCHEDULED, RETRYING, WAITING) else State.COMPLETED if state is None else STATES[state]
+        _add(found, (queue, type_name, priority, name), tasks, oldest)
+        if state is not None:
+            _add(found, (queue, type_name, priority, State.COMPLETED), -tasks, None)
     return tuple(
         Count(queue=q, type=t, priority=p, state=s, tasks=n, oldest=oldest, no_worker=s is State.PENDING and t not in types)
         for (q, t, p, s), (n, oldest) in sorted(found.items())
+        if n
     )
 
 
-def _add(found: dict[tuple[str, str, int, State], tuple[int, int | None]], key: Any, tasks: int, oldest: int | None) -> None:
+async def _move_mark(store: Store, bodies: Horizon) -> None:
+    """Where the store takes no writes, what is behind the mark is counted each time."""
+    queries = store.load("inspect.sql")
+    with contextlib.suppress(StoreError):
+        until = await bodies.look()
+        while await store.pool.fetchval(queries.fold, until, SLICE):
+            pass
+
+
+def _add(found: dict[tuple[str, str, int, State], tuple[int, int | None]], key: tuple[str, str, int, State], tasks: int, oldest: int | None) -> None:
     before, age = found.get(key, (0, None))
     ages = [moment for moment in (age, oldest) if moment is not None and key[3] is State.PENDING]
     found[key] = (before + tasks, min(ages, default=None))

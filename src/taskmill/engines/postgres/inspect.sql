@@ -33,15 +33,21 @@ SELECT e.child::text, e.on_failure, coalesce(e.outcome, CASE WHEN e.on_failure <
   CASE WHEN e.outcome IS NULL THEN d.result ELSE e.result END::text AS result
 FROM {schema}.edge e LEFT JOIN {schema}.ended d ON d.id = e.child AND e.outcome IS NULL WHERE e.parent = $1 ORDER BY e.number LIMIT $2 OFFSET $3;
 
--- name: live_counts
-SELECT CASE WHEN t.lane < 0 THEN -t.lane ELSE l.queue END AS number, t.type, t.priority, t.state, t.ready_at <= m.now AS due, count(*) AS tasks, min(t.ready_at) AS oldest
-FROM {schema}.moment($1) m(now), {schema}.task t LEFT JOIN {schema}.lane l ON l.id = t.lane GROUP BY 1, 2, 3, 4, 5;
+-- name: counts
+-- Live tasks by their state, failed ones, and all there are (no state): the rest has completed. One statement, one moment.
+SELECT q.name AS queue, t.type, t.priority, t.state, t.ready_at <= m.now AS due, count(*) AS tasks, min(t.ready_at) AS oldest
+FROM {schema}.moment($1) m(now), {schema}.task t LEFT JOIN {schema}.lane l ON l.id = t.lane
+JOIN {schema}.queue q ON q.id = CASE WHEN t.lane < 0 THEN -t.lane ELSE l.queue END GROUP BY 1, 2, 3, 4, 5
+UNION ALL
+SELECT b.queue, b.type, b.priority, e.state, false, count(*), NULL FROM {schema}.ended e JOIN {schema}.body b ON b.id = e.id WHERE e.state >= 6 GROUP BY 1, 2, 3, 4
+UNION ALL
+SELECT a.queue, a.type, a.priority, NULL, false, sum(a.tasks)::bigint, NULL FROM (
+  SELECT queue, type, priority, tasks FROM {schema}.tally
+  UNION ALL SELECT queue, type, priority, count(*) FROM {schema}.body WHERE seq > (SELECT seq FROM {schema}.tally_mark) GROUP BY 1, 2, 3
+) a GROUP BY 1, 2, 3;
 
--- name: ended_counts
-SELECT b.queue, b.type, b.priority, e.state, count(*) AS tasks FROM {schema}.ended e JOIN {schema}.body b ON b.id = e.id GROUP BY 1, 2, 3, 4;
-
--- name: queues
-SELECT id, name FROM {schema}.queue;
+-- name: fold
+SELECT {schema}.fold_tally($1, $2);
 
 -- name: worker_types
 SELECT DISTINCT unnest(types) AS type FROM {schema}.workers;

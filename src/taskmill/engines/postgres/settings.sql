@@ -12,7 +12,7 @@ SELECT DISTINCT ON (name) name, value, version, operator FROM {schema}.item WHER
 SELECT rate, granted, retry_at FROM {schema}.take($1, $2, $3, $4);
 
 -- name: horizon
-SELECT last, writers FROM {schema}.horizon($1);
+SELECT last, writers FROM {schema}.horizon($1, $2);
 
 -- name: outbox
 SELECT number, subject, data, at FROM {schema}.read_outbox($1, $2, $3, $4, $5, $6, $7);

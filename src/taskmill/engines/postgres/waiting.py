@@ -237,7 +237,7 @@ class Events:
     def __init__(self, store: Store, ear: Ear) -> None:
         self._store = store
         self._ear = ear
-        self._horizon = Horizon(store, "event")
+        self._horizon = Horizon(store, "event", "event_number_seq")
         self._queries = store.load("waiting.sql")
         self._told: deque[Event] = deque()
         self._done = 0

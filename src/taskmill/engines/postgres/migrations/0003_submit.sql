@@ -287,8 +287,8 @@ BEGIN
       PERFORM make_names(p_lines);
     END LOOP;
     all_plain := 0 > ALL (lanes);
+    LOCK TABLE body, task, dedupe, held, edge IN ROW EXCLUSIVE MODE;  -- before numbers are given: see horizon()
     seqs := ARRAY(SELECT nextval('seq') FROM generate_series(1, n));
-    LOCK TABLE body, task, dedupe, held, edge IN ROW EXCLUSIVE MODE;
     PERFORM set_config('lock_timeout', p_patience::text, true);
   END IF;
 

@@ -18,7 +18,7 @@ END $$;
 CREATE VIEW tasks_v AS
 SELECT b.id, b.type, b.queue, b.tenant,
   CASE WHEN t.state IN (1, 2, 4) AND t.ready_at <= moment(NULL) THEN 'pending' ELSE name_of(coalesce(t.state, e.state)) END AS state,
-  b.priority, as_jsonb(b.payload::text) AS payload, as_jsonb(e.result::text) AS result, as_jsonb(e.error::text) AS error, as_jsonb(t.progress) AS progress, b.tags,
+  b.priority, as_jsonb(b.payload::text) AS payload, as_jsonb(e.result::text) AS result, as_jsonb(e.error::text) AS error, as_jsonb(coalesce(t.progress, e.progress)) AS progress, b.tags,
   coalesce(t.version, e.version) AS version, coalesce(t.executions, e.executions) AS executions, coalesce(t.failures, e.failures) AS failures,
   coalesce(t.crashes, e.crashes) AS crashes, coalesce(t.open_edges, e.open_edges) AS open_edges, coalesce(t.flags & 2 <> 0, false) AS cancel_requested,
   CASE WHEN t.id IS NULL THEN e.worker WHEN t.state = 3 THEN t.worker END AS worker, coalesce(t.must_end, e.must_end) AS must_end, coalesce(t.phase, e.phase) AS phase,

@@ -130,9 +130,10 @@ $$;
 
 -- A number is given before the commit, so a higher one may be seen before a lower one. Answers the last number that was given, and then who may still
 -- commit one up to it. Once those are gone, everything up to that number is there or never will be.
-CREATE FUNCTION horizon(p_table text, OUT last bigint, OUT writers text[]) LANGUAGE plpgsql AS $$
+-- Whoever takes a number has written to the table before, or locked it as writers do.
+CREATE FUNCTION horizon(p_table text, p_sequence text, OUT last bigint, OUT writers text[]) LANGUAGE plpgsql AS $$
 BEGIN
-  last := coalesce(pg_sequence_last_value(pg_get_serial_sequence(p_table, 'number')::regclass), 0);
+  last := coalesce(pg_sequence_last_value(p_sequence::regclass), 0);
   writers := writers_of(p_table);
 END $$;
 
@@ -176,6 +177,61 @@ CREATE FUNCTION await_ends(p_span bigint, p_now bigint) RETURNS void LANGUAGE sq
   UPDATE store SET wait_until = moment(p_now) + p_span WHERE wait_until < moment(p_now) + p_span
 $$;
 
+-- How many tasks there are, without counting those that ended long ago again and again: bodies up to the mark are counted once, and whatever removes or
+-- changes one of them says so here.
+CREATE TABLE tally (
+  queue    text     NOT NULL,
+  type     text     NOT NULL,
+  priority smallint NOT NULL,
+  tasks    bigint   NOT NULL
+);
+CREATE TABLE tally_mark (
+  one boolean PRIMARY KEY DEFAULT true CHECK (one),
+  seq bigint  NOT NULL DEFAULT 0
+);
+INSERT INTO tally_mark DEFAULT VALUES;
+
+CREATE FUNCTION tally_removed() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+  mark bigint;
+BEGIN
+  SELECT seq INTO mark FROM tally_mark FOR SHARE;  -- it does not move before this has ended
+  INSERT INTO tally SELECT g.queue, g.type, g.priority, -count(*) FROM gone g WHERE g.seq <= mark GROUP BY g.queue, g.type, g.priority;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER tally_removed AFTER DELETE ON body REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION tally_removed();
+
+CREATE FUNCTION tally_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+  mark bigint;
+BEGIN
+  SELECT seq INTO mark FROM tally_mark FOR SHARE;
+  IF OLD.seq <= mark THEN
+    INSERT INTO tally VALUES (OLD.queue, OLD.type, OLD.priority, -1), (NEW.queue, NEW.type, NEW.priority, 1);
+  END IF;
+  RETURN NULL;
+END $$;
+CREATE TRIGGER tally_changed AFTER UPDATE ON body FOR EACH ROW
+WHEN ((OLD.queue, OLD.type, OLD.priority) IS DISTINCT FROM (NEW.queue, NEW.type, NEW.priority)) EXECUTE FUNCTION tally_changed();
+
+-- Move the mark to p_until, up to which nothing can appear any more; by p_most numbers at once. True: it is not there yet.
+CREATE FUNCTION fold_tally(p_until bigint, p_most bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  mark bigint;
+  goal bigint;
+BEGIN
+  SELECT seq INTO mark FROM tally_mark FOR UPDATE SKIP LOCKED;
+  goal := least(p_until, mark + p_most);
+  IF mark IS NULL OR goal <= mark THEN
+    RETURN false;
+  END IF;
+  INSERT INTO tally SELECT b.queue, b.type, b.priority, count(*) FROM body b WHERE b.seq > mark AND b.seq <= goal GROUP BY b.queue, b.type, b.priority;
+  UPDATE tally_mark SET seq = goal;
+  WITH gone AS (DELETE FROM tally RETURNING queue, type, priority, tasks)
+  INSERT INTO tally SELECT queue, type, priority, sum(tasks) FROM gone GROUP BY queue, type, priority HAVING sum(tasks) <> 0;
+  RETURN goal < p_until;
+END $$;
+
 -- What a schedule's firing needs beside submit.
 
 -- The task before is cancelled; if it runs, its worker is told.
@@ -206,4 +262,4 @@ CREATE FUNCTION lane_of(p_queue text, p_share text, p_limits text[], p_order_key
 $$;
 
 CALL harden('put_setting', 'drop_setting', 'take', 'writers_of', 'horizon', 'read_outbox', 'hear', 'await_ends', 'replace_last', 'tell_fired', 'announce_queues',
-  'lane_of');
+  'lane_of', 'fold_tally', 'tally_removed', 'tally_changed');

@@ -40,7 +40,12 @@ class PostgresSchema:
             if pool.in_recovery:
                 hint = "name the primary, or several hosts with target_session_attrs=read-write"
                 raise StoreError(f"{self.target} is a standby and takes no writes", code="read_only", field="url", hint=hint)
-            return await migrate.upgrade(pool, contract=contract, report=report, folder=self._folder)
+            try:
+                return await migrate.upgrade(pool, contract=contract, report=report, folder=self._folder)
+            except WrongStore as error:
+                if error.code == "no_rights":
+                    error.hint = _rights(self.target)
+                raise
 
         return _run(self._opened(work))
 
@@ -77,6 +82,13 @@ class PostgresSchema:
             return await work(pool)
         finally:
             await pool.close()
+
+
+def _rights(target: Target) -> str:
+    """What whoever changes a schema needs."""
+    user = target.user or "the_user"
+    give = f"GRANT CREATE ON DATABASE {target.database} TO {user}, or CREATE SCHEMA {target.schema} AUTHORIZATION {user}"
+    return f"{give}; or let somebody with these rights run what `taskmill db sql` prints; nothing was changed"
 
 
 def _run(work: Coroutine[Any, Any, Answer]) -> Answer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from taskmill.engines.postgres.connecting import Connection
+from taskmill.engines.postgres.connection import Connection
 
 __all__ = ["differences", "made", "present"]
 

@@ -3,14 +3,16 @@
 -- and writes the row. Hot paths (plain claims and ends) write whole batches without these.
 
 -- An event, if somebody listens.
-CREATE FUNCTION tell(kind text, subject text, version integer, now bigint, data json DEFAULT NULL) RETURNS void LANGUAGE sql AS $$
-  INSERT INTO event (kind, subject, version, at, data) SELECT $1, $2, $3, $4, $5::text FROM store WHERE listen_until > $4
-$$;
+CREATE FUNCTION tell(p_kind text, p_subject text, p_version integer, p_now bigint, p_data json DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO event (kind, subject, version, at, data) SELECT p_kind, p_subject, p_version, p_now, p_data::text FROM store WHERE listen_until > p_now;
+END $$;
 
 -- An outbox entry, if somebody subscribed to its kind.
-CREATE FUNCTION owe(kind text, subject text, data json, now bigint) RETURNS void LANGUAGE sql AS $$
-  INSERT INTO outbox (kind, subject, data, at) SELECT $1, $2, convert_to($3::text, 'UTF8'), $4 FROM store WHERE $1 = ANY (outbox_kinds)
-$$;
+CREATE FUNCTION owe(p_kind text, p_subject text, p_data json, p_now bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO outbox (kind, subject, data, at) SELECT p_kind, p_subject, convert_to(p_data::text, 'UTF8'), p_now FROM store WHERE p_kind = ANY (outbox_kinds);
+END $$;
 
 -- There may be work in these queues: told once, to those who found nothing before. A hint: where another is just telling it, it is left to that one.
 -- Never in a user's transaction (taskmill.quiet), which would hold the queue's row for as long as it is open.
@@ -25,20 +27,24 @@ BEGIN
   END IF;
 END $$;
 
-CREATE FUNCTION queue_of(lane_number bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
-  SELECT CASE WHEN lane_number < 0 THEN -lane_number ELSE (SELECT queue FROM lane WHERE id = lane_number) END
-$$;
+CREATE FUNCTION queue_of(lane_number bigint) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN CASE WHEN lane_number < 0 THEN -lane_number ELSE (SELECT queue FROM lane WHERE id = lane_number) END;
+END $$;
 
-CREATE FUNCTION facts(task_id uuid) RETURNS json LANGUAGE sql STABLE AS $$
-  SELECT json_build_object('type', type, 'queue', queue) FROM body WHERE id = task_id
-$$;
+CREATE FUNCTION facts(task_id uuid) RETURNS json LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN (SELECT json_build_object('type', type, 'queue', queue) FROM body WHERE id = task_id);
+END $$;
 
 -- The task left the state it was in: its slot returns, and its lane looks for its next task when a waiting one left it, or the one its order waited for.
 -- `arrives`: it becomes claimable there, now or later.
-CREATE FUNCTION leave_lane(t task, arrives boolean) RETURNS void LANGUAGE sql AS $$
-  INSERT INTO stir (lane, freed, look)
-  SELECT t.lane, (t.state = 3)::integer, arrives OR t.state <> 3 OR t.flags & 1 <> 0 WHERE t.lane > 0
-$$;
+CREATE FUNCTION leave_lane(t task, arrives boolean) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF t.lane > 0 THEN
+    INSERT INTO stir (lane, freed, look) VALUES (t.lane, (t.state = 3)::integer, arrives OR t.state <> 3 OR t.flags & 1 <> 0);
+  END IF;
+END $$;
 
 CREATE FUNCTION kind_of(state smallint) RETURNS text LANGUAGE sql IMMUTABLE AS $$
   SELECT 'task.' || (ARRAY['ready', 'snoozed', 'retrying', 'started', 'waiting', 'completed', 'dead', 'cancelled'])[state + 1]
@@ -113,9 +119,12 @@ BEGIN
     PERFORM owe('dead', t.id::text, owed, now);
   END IF;
   PERFORM tell(kind_of(new_state), t.id::text, t.version + 1, now,
-    CASE WHEN new_error IS NULL THEN facts(t.id) ELSE (facts(t.id)::jsonb || jsonb_build_object('error', new_error ->> 'code'))::json END);
+    CASE WHEN new_error IS NULL THEN facts(t.id) ELSE (facts(t.id)::jsonb || jsonb_build_object('error', code_of(new_error)))::json END);
   PERFORM pg_notify(current_schema(), 'ended') FROM store WHERE wait_until > now;
 END $$;
+
+-- The code of an error as it was encoded: its first field, and a name. (The operators of JSON refuse a document that holds \u0000 anywhere.)
+CREATE FUNCTION code_of(error json) RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT substring(error::text FROM '"code" ?: ?"([^"]*)"') $$;
 
 -- What an ended task held: its unique key, its signals, its place in an order; and the edges of those who wait for it fall.
 CREATE FUNCTION let_go(t task, new_state smallint) RETURNS void LANGUAGE plpgsql AS $$
@@ -146,10 +155,16 @@ BEGIN
 END $$;
 
 -- The record of an attempt that did not end its task.
-CREATE FUNCTION keep_attempt(t task, how text, started_at bigint, why json, now bigint) RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION keep_attempt(t task, how text, began_at bigint, why json, now bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
   INSERT INTO task_attempts (id, number, worker, token, started_at, ended_at, outcome, error)
-  VALUES (t.id, t.executions, t.worker, t.token, coalesce(started_at, t.claimed_at), now, how, why) ON CONFLICT DO NOTHING
-$$;
+  VALUES (t.id, t.executions, t.worker, t.token, coalesce(began_at, t.claimed_at), now, how, why) ON CONFLICT DO NOTHING;
+END $$;
+
+CREATE FUNCTION message_of(error json) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+  RETURN replace(error::text, '\u0000', ' ')::json ->> 'message';
+END $$;
 
 -- One crash more; past the most that it may have the task is poison. A cancel that was asked for comes first.
 CREATE FUNCTION crash(t task, why json, keep_lease boolean, now bigint) RETURNS void LANGUAGE plpgsql AS $$
@@ -165,7 +180,7 @@ BEGIN
     PERFORM make_ready(t, now, now, 'poison', keep_lease);
   ELSE
     PERFORM make_ended(t, 6::smallint, now,
-      json_build_object('code', 'poison', 'message', format('its worker died %s times', t.crashes) || coalesce(': ' || (why ->> 'message'), '')),
+      json_build_object('code', 'poison', 'message', format('its worker died %s times', t.crashes) || coalesce(': ' || message_of(why), '')),
       NULL, CASE WHEN t.flags & 256 <> 0 THEN 'compensation_failed' END);
   END IF;
 END $$;

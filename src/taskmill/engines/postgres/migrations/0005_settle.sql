@@ -40,22 +40,25 @@ BEGIN
   END IF;
 END $$;
 
-CREATE FUNCTION next_room_at(c counter, now bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
-  SELECT min(at) + c.span FROM start WHERE counter = c.id AND at > now - c.span
-$$;
+CREATE FUNCTION next_room_at(c counter, now bigint) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN (SELECT min(at) + c.span FROM start WHERE counter = c.id AND at > now - c.span);
+END $$;
 
 -- If only the passing of time brings room, note when.
-CREATE FUNCTION arm(numbers bigint[], now bigint) RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION arm(numbers bigint[], now bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
   UPDATE counter c SET wake_at = next_room_at(c, now)
-  WHERE c.id = ANY (numbers) AND c.rate IS NOT NULL AND c.rate <= (SELECT coalesce(sum(tasks), 0) FROM start s WHERE s.counter = c.id AND s.at > now - c.span)
-$$;
+  WHERE c.id = ANY (numbers) AND c.rate IS NOT NULL AND c.rate <= (SELECT coalesce(sum(tasks), 0) FROM start s WHERE s.counter = c.id AND s.at > now - c.span);
+END $$;
 
 -- The best priority among the open lanes of these shares, by which a claim finds them.
-CREATE FUNCTION refresh_shares(numbers bigint[]) RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION refresh_shares(numbers bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
   UPDATE share s SET top = n.top
   FROM unnest(numbers) u(id), LATERAL (SELECT (SELECT l.top FROM lane l WHERE l.share = u.id AND l.top IS NOT NULL AND l.shut IS NULL ORDER BY l.top DESC LIMIT 1) AS top) n
-  WHERE s.id = u.id AND s.top IS DISTINCT FROM n.top
-$$;
+  WHERE s.id = u.id AND s.top IS DISTINCT FROM n.top;
+END $$;
 
 -- How shares stand at limits: with the best of their lanes that are shut there, or not at all. Pairs, each once.
 CREATE FUNCTION stand_again(p_counters bigint[], p_shares bigint[]) RETURNS void LANGUAGE plpgsql AS $$
@@ -337,11 +340,12 @@ BEGIN
 END $$;
 
 -- Whether a step has left something to be applied, or time has.
-CREATE FUNCTION anything_owed(now bigint) RETURNS boolean LANGUAGE sql STABLE AS $$
-  SELECT EXISTS (SELECT 1 FROM stir) OR EXISTS (SELECT 1 FROM falling) OR EXISTS (SELECT 1 FROM late_edge) OR EXISTS (SELECT 1 FROM lowering)
+CREATE FUNCTION anything_owed(now bigint) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN EXISTS (SELECT 1 FROM stir) OR EXISTS (SELECT 1 FROM falling) OR EXISTS (SELECT 1 FROM late_edge) OR EXISTS (SELECT 1 FROM lowering)
     OR EXISTS (SELECT 1 FROM task WHERE ((lane > 0 AND (state = 1 OR state = 2)) OR state = 4) AND ready_at <= now)
-    OR EXISTS (SELECT 1 FROM counter WHERE wake_at IS NOT NULL AND wake_at <= now)
-$$;
+    OR EXISTS (SELECT 1 FROM counter WHERE wake_at IS NOT NULL AND wake_at <= now);
+END $$;
 
 CREATE FUNCTION settle(p_now bigint DEFAULT NULL, p_wait boolean DEFAULT true) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE

@@ -430,16 +430,17 @@ BEGIN
 END $$;
 
 -- When something may become claimable that is not now.
-CREATE FUNCTION next_claimable(numbers bigint[], now bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
-  SELECT min(at) FROM (
+CREATE FUNCTION next_claimable(numbers bigint[], now bigint) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN (SELECT min(at) FROM (
     (SELECT ready_at AS at FROM task WHERE (lane > 0 AND (state = 1 OR state = 2)) OR state = 4 ORDER BY ready_at LIMIT 1)
     UNION ALL
     (SELECT wake_at FROM counter WHERE wake_at IS NOT NULL ORDER BY wake_at LIMIT 1)
     UNION ALL
     SELECT n.ready_at FROM unnest(numbers) q(id), generate_series(0, 3) level, LATERAL (
       SELECT t.ready_at FROM task t WHERE t.lane = -q.id AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at > now ORDER BY t.ready_at LIMIT 1) n) x
-  WHERE at < 4611686018427387904
-$$;
+  WHERE at < 4611686018427387904);
+END $$;
 
 -- The whole verb. One row for each task, in order, and one more at the end with id NULL, whose type says what became of the request: claimed, repeated,
 -- unknown_worker or idle (nothing was found, and the next arrival will be announced: look once more before you sleep); token: when to come again; flags: 1 if

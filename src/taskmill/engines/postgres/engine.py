@@ -77,6 +77,7 @@ class PostgresEngine:
         self._store = Store(self._pool, target.schema, clock=clock, durability=target.durability, lease=lease, term=term)
         self._outbox = Horizon(self._store, "outbox", "outbox_number_seq")
         self._bodies = Horizon(self._store, "body", "seq")
+        self._together = submit.Together(self._store)
         self._transactions: set[Tx] = set()
         self._counting = asyncio.Lock()
         self._counts: tuple[int, tuple[Count, ...]] | None = None
@@ -204,7 +205,10 @@ class PostgresEngine:
         self._check_open()
         if tx is not None:
             return tuple(await submit.submit(self._store, tasks, unseal=unseal, reserved=reserved, db=writable(tx, self)))
-        return tuple(await submit.submit(self._outside(), tasks, unseal=unseal, reserved=reserved))
+        store = self._outside()
+        if unseal or reserved:
+            return tuple(await submit.submit(store, tasks, unseal=unseal, reserved=reserved))
+        return tuple(await self._together.submit(tasks))
 
     async def claim(self, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
         for queue in queues:

@@ -1,7 +1,7 @@
 -- name: tasks
 SELECT b.id::text, b.type, b.queue, b.tenant, coalesce(t.state, e.state) AS state, b.priority, t.ready_at, coalesce(t.version, e.version) AS version,
   coalesce(t.executions, e.executions) AS executions, coalesce(t.failures, e.failures) AS failures, coalesce(t.crashes, e.crashes) AS crashes,
-  coalesce(t.flags, e.flags) AS flags, coalesce(t.open_edges, e.open_edges) AS open_edges, b.created_at, coalesce(t.updated_at, e.finished_at) AS updated_at,
+  coalesce(t.flags, e.flags) AS flags, coalesce(t.open_edges, e.open_edges) AS open_edges, b.created_at, coalesce(t.updated_at, e.updated_at, e.finished_at) AS updated_at,
   b.expires_at, e.finished_at, CASE WHEN t.id IS NULL THEN e.token ELSE t.token END AS token, CASE WHEN t.id IS NULL THEN e.worker ELSE t.worker END AS worker,
   e.claimed_at, e.started_at, CASE WHEN t.id IS NULL THEN e.must_end ELSE t.must_end END AS must_end,
   CASE WHEN t.id IS NULL THEN e.phase ELSE t.phase END AS phase, CASE WHEN t.id IS NULL THEN e.progress ELSE t.progress END AS progress,

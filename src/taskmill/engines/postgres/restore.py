@@ -91,7 +91,7 @@ async def _restore(queries: Any, db: Any, record: Record, seq: int, lane: int) -
         result = None if task.result is None else task.result.decode()
         await db.execute(
             queries.add_ended, task.id, seq, state, flags, *counted, task.finished_at, task.token, task.worker, task.started_at, task.must_end, task.phase,
-            progress, result, encode_error(task.error),
+            progress, result, encode_error(task.error), task.updated_at,
         )  # fmt: skip
     else:
         if state == RUNNING or (state == WAITING and not (task.open_edges or task.sealed)):

@@ -62,8 +62,8 @@ VALUES ($1::uuid, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 
 
 -- name: add_ended
 INSERT INTO {schema}.ended (id, seq, state, flags, version, executions, failures, crashes, open_edges, finished_at, token, worker, claimed_at, started_at,
-  must_end, phase, progress, result, error)
-VALUES ($1::uuid, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13, $14, $15, $16, $17::text::json, $18::text::json);
+  must_end, phase, progress, result, error, updated_at)
+VALUES ($1::uuid, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13, $14, $15, $16, $17::text::json, $18::text::json, nullif($19, $10));
 
 -- name: add_ordered
 INSERT INTO {schema}.ordered (lane, seq, id) VALUES ($1, $2, $3::uuid) ON CONFLICT DO NOTHING;

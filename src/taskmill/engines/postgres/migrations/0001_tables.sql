@@ -101,7 +101,8 @@ CREATE TABLE ended (                             -- the row of an ended task, wi
   progress    text,
   opened      integer,
   result      json,
-  error       json
+  error       json,
+  updated_at  bigint                             -- NULL: when it finished; a restored record may say otherwise
 ) WITH (autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX ended_at     ON ended (state, finished_at);
 CREATE INDEX ended_failed ON ended (state, seq) WHERE state >= 6;

@@ -24,7 +24,7 @@ SELECT b.id, b.type, b.queue, b.tenant,
   CASE WHEN t.id IS NULL THEN e.worker WHEN t.state = 3 THEN t.worker END AS worker, coalesce(t.must_end, e.must_end) AS must_end, coalesce(t.phase, e.phase) AS phase,
   as_time(b.created_at) AS created_at, as_time(CASE WHEN t.state IN (1, 2) THEN t.ready_at ELSE b.run_at END) AS run_at, as_time(b.expires_at) AS expires_at,
   as_time(CASE WHEN t.state = 3 THEN t.claimed_at WHEN t.id IS NULL AND e.token IS NOT NULL THEN coalesce(e.started_at, e.claimed_at) END) AS started_at,
-  as_time(coalesce(t.updated_at, e.finished_at)) AS updated_at, as_time(e.finished_at) AS finished_at
+  as_time(coalesce(t.updated_at, e.updated_at, e.finished_at)) AS updated_at, as_time(e.finished_at) AS finished_at
 FROM body b LEFT JOIN task t ON t.id = b.id LEFT JOIN ended e ON e.id = b.id
 WHERE t.id IS NOT NULL OR e.id IS NOT NULL;
 COMMENT ON VIEW tasks_v IS 'every task, live or ended';

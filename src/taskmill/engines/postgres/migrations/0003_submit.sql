@@ -187,7 +187,7 @@ BEGIN
   WHILE found_bad LOOP
     found_bad := false;
     FOR v IN
-      SELECT DISTINCT ON (x.place) x.place, CASE WHEN x.code = 'key_in_flight' THEN 'busy' ELSE 'refused' END, x.other, false, x.code, NULL FROM (
+      SELECT DISTINCT ON (x.place) x.place, CASE WHEN x.code = 'key_in_flight' THEN 'busy' ELSE 'refused' END, NULL, false, x.code, x.other::text FROM (
         SELECT e.place, e.other, e.number, CASE
           WHEN p_busy[e.at] THEN 'key_in_flight'
           WHEN e.kind < 10 AND NOT EXISTS (SELECT 1 FROM body b WHERE b.id = e.other)
@@ -261,6 +261,9 @@ BEGIN
   IF p_generation <> (SELECT generation FROM store) THEN
     RETURN NEXT (0, 'settings', NULL, false, NULL, NULL)::verdict;
     RETURN;
+  END IF;
+  IF NOT p_own THEN
+    PERFORM set_config('taskmill.quiet', 'on', true);
   END IF;
   IF p_unseal IS NOT NULL THEN
     SELECT 0, 'unknown', u.id::text, false, NULL, NULL INTO v FROM unnest(p_unseal) u(id) WHERE NOT EXISTS (SELECT 1 FROM body b WHERE b.id = u.id) AND u.id <> ALL (p_ids) LIMIT 1;

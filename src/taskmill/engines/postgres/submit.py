@@ -1,0 +1,397 @@
+"""Submit: every task of a batch stored once, or told why not.
+
+What becomes of each is decided by one function of the store, in one call for a batch (0003_submit.sql); here arguments are put together and answers taken
+apart. What many tasks have in common (type, queue, priority, lane …) travels once, as a line that each of them names.
+
+A task that meets somebody's open transaction (its id or its key is written there) leaves the batch, so that the others are stored without delay, and waits
+for that transaction alone, not for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from taskmill import codec
+from taskmill.batching import Batcher
+from taskmill.clock import MILLISECOND, SECOND
+from taskmill.engine import Durability, Status, Submitted
+from taskmill.engines.postgres.errors import FAILURES, translate
+from taskmill.engines.postgres.store import Store
+from taskmill.engines.rows import ON_FAILURE_NUMBERS, UNIQUE_ENDED, UNIQUE_STARTED, encode_meta, encode_retry
+from taskmill.engines.settings import Settings
+from taskmill.errors import Conflict, InvalidInput, InvalidPayload, NotFound, RateLimited, StoreError, TaskmillError
+from taskmill.task import DEFAULT_DEDUPE_WINDOW, NewTask, OnLimit, Resolved, check_id, check_limit, resolve
+
+__all__ = ["Together", "document", "refusal", "submit"]
+
+PATIENCE = 100
+"""Milliseconds that a batch waits for an id or a key which somebody's open transaction holds; alone, a task waits for as long as the URL's busy_timeout."""
+ROUNDS = 20
+SMALL = 20
+"""Tasks of a call that may go together with others'."""
+PARENT = 10
+"""Added to the number of on_failure where the other task is the one that waits."""
+
+
+async def submit(store: Store, tasks: Sequence[NewTask], *, unseal: Sequence[str] = (), reserved: bool = False, db: Any = None) -> list[Submitted]:
+    """`db`: the user's connection, in the user's transaction."""
+    if reserved:
+        return await _reserve(store, tasks, db)
+    step = _Step(store, tasks, db)
+    await step.ask(range(len(tasks)), PATIENCE, unseal)
+    if step.again:
+        await step.ask_again()
+    if db is None and (unseal or any(new.edges or new.parent for new in tasks)):
+        await store.settle()
+    return [step.answers[place] for place in range(len(tasks))]
+
+
+class Together:
+    """Small submits of one process that come at once are one call, and one commit."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._batcher: Batcher[Sequence[NewTask], list[Submitted]] = Batcher(self._send, most=10_000 // SMALL)
+
+    async def submit(self, tasks: Sequence[NewTask]) -> list[Submitted]:
+        if len(tasks) > SMALL:
+            return await submit(self._store, tasks)
+        return await self._batcher.add(tasks)
+
+    async def _send(self, calls: list[Sequence[NewTask]]) -> list[list[Submitted]]:
+        if len(calls) == 1:
+            return [await submit(self._store, calls[0])]
+        answers = iter(await submit(self._store, [new for tasks in calls for new in tasks]))
+        return [[next(answers) for _ in tasks] for tasks in calls]
+
+
+class _Step:
+    """The calls that one submit takes: one, unless it meets settings that have changed, missing names, or somebody's open transaction."""
+
+    def __init__(self, store: Store, tasks: Sequence[NewTask], db: Any) -> None:
+        self.store = store
+        self.tasks = tasks
+        self.db = db
+        self.answers: dict[int, Submitted] = {}
+        self.again: list[int] = []
+        self.busy: dict[int, str] = {}
+
+    async def ask(self, places: Sequence[int], patience: int, unseal: Sequence[str] = ()) -> None:
+        """One batch. What must be asked again is in `again`, what was held back by others also in `busy`."""
+        for _ in range(ROUNDS):
+            batch = _Batch(self.store.settings)
+            for place in places:
+                batch.add(place, self.tasks[place])
+            rows = await self._call(batch, unseal, patience) if batch.ids or batch.refused or unseal else []
+            if not rows or rows[0]["place"] != 0:
+                return self._take(batch, rows)
+            await self._prepare(rows[0], batch)
+        raise StoreError("the settings change all the time", code="store_busy", hint="nothing was written, ask again")
+
+    async def _call(self, batch: _Batch, unseal: Sequence[str], patience: int) -> list[Any]:
+        store = self.store
+        opened = [check_id(task, "unseal") for task in unseal] or None
+        arguments = (*batch.arguments(), opened, store.generation, patience, self.db is None, store.now())
+        statement = store.load("submit.sql").submit
+        if self.db is None:
+            return await store.pool.fetch(statement, *arguments, timeout=store.pool.target.patience + patience * MILLISECOND)
+        try:
+            rows: list[Any] = await self.db.fetch(statement, *arguments)
+        except FAILURES as error:
+            raise translate(error, store.pool.target) from error
+        return rows
+
+    async def _prepare(self, row: Any, batch: _Batch) -> None:
+        """Settings are read anew; lanes that a user's transaction would have to make are made outside of it."""
+        if row["status"] == "unknown":
+            raise NotFound(f"there is no task {row['id']}", field="unseal")
+        if row["status"] == "names":
+            await self.store.pool.fetch(self.store.load("submit.sql").make_names, batch.lines_text())
+        else:
+            await self.store.read_settings(self.db)
+
+    def _take(self, batch: _Batch, rows: Iterable[Any]) -> None:
+        durability = self.store.durability
+        for place, error in batch.refused.items():
+            self.answers[place] = Submitted(Status.REFUSED, self.tasks[place].id, durability, False, error)
+        for place in batch.places:
+            self.answers[place] = Submitted(Status.CREATED, self.tasks[place].id, durability)
+        self.again = []
+        for row in rows:
+            place = batch.places[row["place"] - 1]
+            if row["status"] == "busy":
+                self.again.append(place)
+                self.busy[place] = row["code"]
+            self.answers[place] = _answer(self.tasks[place], row, durability)
+        for place, first in batch.repeated:
+            if self.answers[first].status is Status.REFUSED:
+                self.again.append(place)
+            same = self.tasks[place].payload == self.tasks[first].payload or _is_same(self.tasks[place], codec.payload_hash(self.tasks[first].payload))
+            self.answers[place] = _compared(self.answers[first].id, durability, same=same)
+
+    async def ask_again(self) -> None:
+        """Each alone, or all together where they wait for each other, until the time is over that one alone may take."""
+        again = self.again
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self.store.pool.target.busy_timeout / SECOND
+        linked = any(self.tasks[place].edges or self.tasks[place].parent for place in again)
+        for places in [again] if linked else [[place] for place in again]:
+            await self.ask(places, max(round((deadline - clock()) * 1_000), 1))
+            if linked and self.again:  # the first that is in flight was waited for: the next may be
+                await self.ask(places, max(round((deadline - clock()) * 1_000), 1))
+
+
+class _Batch:
+    """Tasks as arrays, one element each, and what keeps some of them from being sent. An array that nobody needs is not sent."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.places: list[int] = []
+        self.refused: dict[int, TaskmillError] = {}
+        self.repeated: list[tuple[int, int]] = []
+        self.ids: list[str] = []
+        self.payloads: list[str] = []
+        self.line: list[int] = []
+        self.resolved: list[Resolved] = []
+        self._lines: dict[tuple[Any, ...], int] = {}
+        self._seen: dict[str, int] = {}
+
+    def add(self, place: int, new: NewTask) -> None:
+        try:
+            resolved = resolve(new, self.settings.types.get(new.type))
+            if resolved.limits:
+                self._check_limits(resolved)
+            payload = _text(new.payload)
+        except TaskmillError as error:
+            self.refused[place] = error
+            return
+        if self._seen.setdefault(new.id, place) != place:
+            self.repeated.append((place, self._seen[new.id]))
+            return
+        key = (
+            *(new.type, resolved.queue, new.tenant, resolved.priority, resolved.timeout, resolved.max_crashes, resolved.retry, resolved.share),
+            *(resolved.limits, resolved.order_key, resolved.on_limit, resolved.idempotency_window),
+        )
+        self.places.append(place)
+        self.ids.append(new.id)
+        self.payloads.append(payload)
+        self.line.append(self._lines.setdefault(key, len(self._lines) + 1))
+        self.resolved.append(resolved)
+
+    def _check_limits(self, resolved: Resolved) -> None:
+        for name in resolved.limits:
+            definition = check_limit(name)[0]
+            if definition not in self.settings.limits:
+                raise InvalidInput(
+                    f"there is no limit {definition!r}", code="unknown_limit", field="limits", hint="put it first, or start a worker whose app declares it"
+                )
+
+    def lines_text(self) -> str:
+        return msgspec.json.encode([_line(*key) for key in self._lines]).decode()
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Those of the function, as far as `p_sealed`."""
+        self._refuse_cycles()
+        news = [resolved.new for resolved in self.resolved]
+        keys = _sparse([new.idempotency_key for new in news])
+        uniques = [_unique(number, resolved) for number, resolved in enumerate(self.resolved, 1) if resolved.unique is not None]
+        sealed = [number for number, new in enumerate(news, 1) if new.sealed]
+        return (
+            self.ids,
+            self.payloads,
+            self.line,
+            self.lines_text(),
+            _sparse([new.run_at for new in news]),
+            _sparse([new.delay for new in news]),
+            _sparse([new.expires_at for new in news]),
+            _sparse([encode_meta(resolved) for resolved in self.resolved]),
+            _sparse([msgspec.json.encode(new.tags).decode() if new.tags else None for new in news]),
+            keys,
+            keys and [None if new.idempotency_key is None else codec.payload_hash(new.payload) for new in news],
+            msgspec.json.encode(uniques).decode() if uniques else None,
+            *self._edges(news),
+            sealed or None,
+        )
+
+    def _edges(self, news: Sequence[NewTask]) -> tuple[list[int] | None, list[str] | None, list[int | None] | None, list[int] | None]:
+        """Four arrays: whose edge it is, the other task, where that stands in this batch, and its kind; those of parents after all others."""
+        own = [(number, edge, 0) for number, new in enumerate(news, 1) for edge in new.edges]
+        own += [(number, new.parent, PARENT) for number, new in enumerate(news, 1) if new.parent is not None]
+        if not own:
+            return None, None, None, None
+        at = {id: number for number, id in enumerate(self.ids, 1)}
+        return (
+            [number for number, _, _ in own],
+            [edge.task for _, edge, _ in own],
+            [at.get(edge.task) for _, edge, _ in own],
+            [ON_FAILURE_NUMBERS[edge.on_failure] + kind for _, edge, kind in own],
+        )
+
+    def _refuse_cycles(self) -> None:
+        """Tasks that wait for each other could never run."""
+        waits = {resolved.new.id: {edge.task for edge in resolved.new.edges} for resolved in self.resolved if resolved.new.edges or resolved.new.parent}
+        if not waits:
+            return
+        for resolved in self.resolved:
+            if resolved.new.parent is not None:
+                waits.setdefault(resolved.new.parent.task, set()).add(resolved.new.id)
+        free = {task: targets & waits.keys() for task, targets in waits.items()}
+        while done := {task for task, targets in free.items() if not targets}:
+            free = {task: targets - done for task, targets in free.items() if task not in done}
+        if free:
+            self._leave_out(free.keys())
+
+    def _leave_out(self, ids: Container[str]) -> None:
+        error = InvalidInput("these tasks wait for each other", code="cycle", field="edges", hint="a task cannot wait for one that waits for it")
+        kept = [number for number, id in enumerate(self.ids) if id not in ids]
+        self.refused |= {place: error for place, id in zip(self.places, self.ids, strict=True) if id in ids}
+        self.places = [self.places[number] for number in kept]
+        self.ids = [self.ids[number] for number in kept]
+        self.payloads = [self.payloads[number] for number in kept]
+        self.line = [self.line[number] for number in kept]
+        self.resolved = [self.resolved[number] for number in kept]
+
+
+def document(settings: Settings, tasks: Sequence[NewTask]) -> str:
+    """The tasks as `submit_document` takes them; the first that cannot be stored is raised."""
+    batch = _Batch(settings)
+    for place, new in enumerate(tasks):
+        batch.add(place, new)
+    names = ("ids", "payloads", "line", "lines", "run_at", "delay", "expires_at", "meta", "tags", "key", "hash", "uniques", "edge_of", "edge_to", "edge_at")
+    found = dict(zip((*names, "edge_kind", "sealed"), batch.arguments(), strict=True))
+    for error in batch.refused.values():
+        raise error
+    found["lines"] = msgspec.Raw(found["lines"].encode())
+    if found["uniques"] is not None:
+        found["uniques"] = msgspec.Raw(found["uniques"].encode())
+    if found["hash"] is not None:
+        found["hash"] = [None if hashed is None else hashed.hex() for hashed in found["hash"]]
+    return msgspec.json.encode({name: value for name, value in found.items() if value is not None}).decode()
+
+
+def _text(payload: bytes) -> str:
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidPayload(f"byte {error.start} is not UTF-8", code="invalid_utf8", field="payload", hint="send JSON in UTF-8") from None
+    if "\0" in text:
+        raise InvalidPayload("it holds a byte 0", code="invalid_json", field="payload", hint="send one JSON value in UTF-8")
+    return text
+
+
+def _sparse(column: list[Any]) -> list[Any] | None:
+    """NULL for a column that nobody uses."""
+    return column if any(item is not None for item in column) else None
+
+
+def _line(
+    type: str, queue: str, tenant: str, priority: int, timeout: int, max_crashes: int, retry: Any, share: str, limits: tuple[str, ...], order_key: str | None,
+    on_limit: OnLimit, span: int,
+) -> dict[str, Any]:  # fmt: skip
+    line: dict[str, Any] = {"type": type, "queue": queue, "priority": priority, "timeout": timeout, "max_crashes": max_crashes}
+    rare = {"tenant": tenant, "retry": encode_retry(retry), "share": share, "limits": limits, "order_key": order_key}
+    line |= {name: value for name, value in rare.items() if value}
+    if limits and on_limit is OnLimit.REJECT:
+        line["rejects"] = True
+    if span != DEFAULT_DEDUPE_WINDOW:
+        line["span"] = span
+    return line
+
+
+def _unique(number: int, resolved: Resolved) -> dict[str, Any]:
+    unique = resolved.unique
+    assert unique is not None
+    flag = UNIQUE_STARTED if unique.until == "started" else UNIQUE_ENDED
+    return {"place": number, "key": unique.key, "flag": flag, "replaces": unique.on_conflict == "replace"}
+
+
+# Answers
+
+
+def _answer(new: NewTask, row: Any, durability: Durability) -> Submitted:
+    _, status, first, reserved, code, message = row
+    first = first or new.id
+    match status:
+        case "duplicate" | "conflict" if code == "compare":
+            return _compared(first, durability, same=_is_stored(new, message))
+        case "duplicate" | "replaced" | "created":
+            return Submitted(Status(status), first, durability, reserved)
+        case "conflict" if code == "unique_runs":
+            runs = Conflict(f"task {first} holds the unique key and runs", field="unique", hint="wait until it has ended")
+            return Submitted(Status.CONFLICT, first, durability, False, runs)
+        case "conflict":
+            return _compared(first, durability, same=False)
+        case "rejected":
+            error = RateLimited("over its limit when it was submitted", hint="submit it later, or let it wait with on_limit=delay")
+            return Submitted(Status.REJECTED, new.id, durability, False, error)
+    return Submitted(Status.REFUSED, new.id, durability, False, refusal(new, code, message))
+
+
+def _compared(first: str, durability: Durability, *, same: bool) -> Submitted:
+    if same:
+        return Submitted(Status.DUPLICATE, first, durability)
+    error = Conflict(f"task {first} has the same id or key and another payload", field="payload", hint="use another key, or submit the same payload")
+    return Submitted(Status.CONFLICT, first, durability, False, error)
+
+
+def _is_stored(new: NewTask, stored: str) -> bool:
+    """`stored`: the payload that is there, or the hash that is remembered of it."""
+    if stored.startswith("hash:"):
+        return _is_same(new, bytes.fromhex(stored.removeprefix("hash:")))
+    payload = stored.encode()
+    return payload == new.payload or _is_same(new, codec.payload_hash(payload))
+
+
+def _is_same(new: NewTask, payload_hash: bytes) -> bool:
+    return codec.payload_hash(new.payload) == payload_hash
+
+
+def refusal(new: NewTask, code: str | None, message: str | None) -> TaskmillError:
+    """Why the store did not take it."""
+    match code:
+        case "unknown_edge":
+            return NotFound(f"there is no task {message} to wait for", code=code, field="edges", hint="submit it first, or in the same batch")
+        case "no_seal":
+            hint = "submit it sealed, and unseal it with the last of its children"
+            return Conflict(f"task {message} has no seal: it cannot wait for more", code=code, field="parent", hint=hint)
+        case "reject_in_transaction":
+            hint = "submit it after the transaction, or let it wait with on_limit=delay"
+            return Conflict("a limit that rejects cannot be judged before the transaction commits", code=code, field="on_limit", hint=hint)
+        case "key_in_flight" | "id_in_flight" | "parent_in_flight":
+            held = {"key_in_flight": "its key", "id_in_flight": "its id", "parent_in_flight": "the task that is to wait for it"}[code]
+            field = {"key_in_flight": "idempotency_key", "id_in_flight": "id", "parent_in_flight": "parent"}[code]
+            return Conflict(f"{held} is held by an open transaction", code="key_in_flight", field=field, hint="submit it again when that has ended")
+        case "names_too_long":
+            return InvalidInput("its keys are too long together", code=code, field="limits", hint="use shorter keys, or fewer limits")
+    said = f"it is not JSON that PostgreSQL reads: {(message or '')[:200]}"
+    return InvalidPayload(said, code="invalid_json", field="payload", hint="send one JSON value in UTF-8")
+
+
+# Reserved
+
+
+async def _reserve(store: Store, tasks: Sequence[NewTask], db: Any) -> list[Submitted]:
+    """Ids and keys are remembered, for a log that will bring the tasks."""
+    rows = await (db or store.pool).fetch(
+        store.load("submit.sql").reserve,
+        [check_id(new.id) for new in tasks],
+        [new.type for new in tasks],
+        [new.tenant for new in tasks],
+        [new.idempotency_key for new in tasks],
+        [codec.payload_hash(new.payload) for new in tasks],
+        [new.idempotency_window for new in tasks],
+        PATIENCE,
+        store.now(),
+    )
+    return [_reserved(new, row, store.durability) for new, row in zip(tasks, rows, strict=True)]
+
+
+def _reserved(new: NewTask, row: Any, durability: Durability) -> Submitted:
+    if row["status"] == "busy":
+        return Submitted(Status.REFUSED, new.id, durability, False, refusal(new, row["code"], None))
+    error = Conflict(f"task {row['id']} has the same key and another payload", field="payload") if row["status"] == "conflict" else None
+    return Submitted(Status(row["status"]), row["id"], durability, row["reserved"], error)

@@ -22,7 +22,7 @@ PGQUEUER = Contender(
     "PgQueuer", "pgqueuer_postgres", peer="pgqueuer", drain=DRAIN, unfinished="SELECT EXISTS (SELECT FROM pgqueuer WHERE status IN ('queued', 'picked'))"
 )
 PROCRASTINATE = Contender(
-    "Procrastinate", "procrastinate_postgres", peer="procrastinate", drain=4_000,
+    "Procrastinate", "procrastinate_postgres", peer="procrastinate", drain=2_000,
     unfinished="SELECT EXISTS (SELECT FROM procrastinate_jobs WHERE status IN ('todo', 'doing'))",
 )  # fmt: skip
 

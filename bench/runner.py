@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ def run(program: str, summary: str, epilog: str, sections: Mapping[str, Mapping[
         engine: [section for name, section in sections[engine].items() if name in (options.only or sections[engine])]
         for engine in options.engine or (sections if every else tuple(sections)[:1])
     }
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers and workers that were started must not be left behind
     found: list[tuple[Plan, list[Figure]]] = []
     for engine, run_these in chosen.items():
         try:

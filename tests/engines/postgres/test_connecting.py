@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 
 import asyncpg
@@ -151,6 +152,39 @@ async def test_one_that_is_given_a_connection_and_cancelled_in_the_same_moment_g
     assert await single.fetchval("SELECT 2") == 2
 
 
+@pytest.mark.parametrize("seed", range(5))
+async def test_however_many_give_up_at_whichever_moment_no_connection_is_lost(empty_url: str, seed: int) -> None:
+    chance = random.Random(seed)
+
+    async def ask(pool: Pool, number: int) -> int:
+        if number % 3:
+            return int(await pool.fetchval("SELECT $1::int", number))
+        async with pool.transaction() as connection:
+            return int(await connection.fetchval("SELECT $1::int", number))
+
+    async def together(pool: Pool, size: int) -> set[int]:
+        """As many processes of the server as there are transactions open at once."""
+        barrier = asyncio.Barrier(size)
+
+        async def one() -> int:
+            async with pool.transaction() as connection:
+                await barrier.wait()
+                return int(await connection.fetchval("SELECT pg_backend_pid()"))
+
+        return set(await asyncio.gather(*(one() for _ in range(size))))
+
+    async with opened(empty_url, pool=3) as pool:
+        asking = [asyncio.create_task(ask(pool, number)) for number in range(100)]
+        while not all(task.done() for task in asking):
+            chance.choice(asking).cancel()
+            for _ in range(chance.randrange(4)):
+                await asyncio.sleep(0)
+            await asyncio.wait(asking, timeout=chance.choice((0, 0.001)))
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        assert [answer for number, answer in enumerate(answers) if answer != number and not isinstance(answer, asyncio.CancelledError)] == []
+        assert len(await together(pool, 3)) == 3
+
+
 async def test_all_in_use_all_the_time(empty_url: str) -> None:
     async with opened(empty_url, pool=1, busy_timeout=0) as pool, pool.transaction():
         with pytest.raises(StoreError) as caught:
@@ -281,6 +315,8 @@ async def test_a_deferred_refusal_at_commit_is_not_a_lost_answer(pool: Pool) -> 
     with pytest.raises(StoreError) as caught:
         await written(pool, "INSERT INTO public.late VALUES (9)")
     assert not isinstance(caught.value, AnswerLost)
+    with pytest.raises(asyncpg.ForeignKeyViolationError):
+        await written(pool, "INSERT INTO public.late VALUES (9)", own=False)
     assert await pool.fetchval("SELECT count(*) FROM public.late") == 0
 
 
@@ -311,10 +347,13 @@ async def test_but_not_for_ever(pool: Pool) -> None:
     assert not isinstance(caught.value, AnswerLost)
 
 
-async def test_a_statement_that_is_not_answered_in_time(single: Pool) -> None:
+async def test_a_statement_that_is_not_answered_in_time_is_stopped(single: Pool, pool: Pool) -> None:
+    """Otherwise it could still be applied when nobody expects it any more."""
+    pid = await single.fetchval("SELECT pg_backend_pid()")
     with pytest.raises(AnswerLost):
         await single.fetch("SELECT pg_sleep(600)", timeout=SECOND // 10)
-    assert await single.fetchval("SELECT 1") == 1
+    assert await single.fetchval("SELECT pg_backend_pid()") == pid
+    assert await pool.fetchval("SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)' AND state = 'active'") == 0
 
 
 # Broken connections

@@ -145,6 +145,17 @@ async def test_no_connection_left(empty_url: str, pool: Pool, role: str) -> None
     assert "?pool=" in (error.hint or "")
 
 
+async def test_a_connection_that_becomes_free_is_waited_for(empty_url: str, pool: Pool, role: str) -> None:
+    await pool.fetch(f"ALTER ROLE {role} CONNECTION LIMIT 1")
+    async with opened(empty_url, user=role, password=Secret("pw")):
+        second = Pool(target_of(empty_url, user=role, password=Secret("pw")))
+        opening = asyncio.create_task(second.open())
+        done, _ = await asyncio.wait({opening}, timeout=0.2)
+        assert not done
+    await opening
+    await second.close()
+
+
 async def test_a_user_that_may_only_read(empty_url: str, pool: Pool, role: str) -> None:
     await pool.fetch(f"ALTER ROLE {role} SET default_transaction_read_only = on")
     error = await failure(as_role(empty_url, role), "CREATE TABLE public.note ()")

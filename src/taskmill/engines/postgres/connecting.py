@@ -53,14 +53,23 @@ class Pool:
     # Opening and closing
 
     async def open(self) -> None:
-        """Connect once, and learn what is there: a server that is too old or cannot promise what is asked for is refused."""
-        try:
-            connection = await self._look()
-        except FAILURES as error:
-            raise translate(error, self.target) from None
-        self._opened, self._size = True, 1
+        """Connect, and learn what is there: a server that is too old or cannot promise what is asked for is refused. One that is just starting, or has no
+        connection left, is asked again for as long as the settings say; one that is not there is not waited for."""
+        connection = await self._looked(_moment() + self.target.patience / SECOND)
+        self._opened, self._size = True, 1 + len(self._busy)
         self._listener = Listener(self.target)
         self._idle.append(connection)
+
+    async def _looked(self, deadline: float) -> Connection:
+        repeat = 0
+        while True:
+            try:
+                return await self._look()
+            except FAILURES as error:
+                if not isinstance(error, (pg.CannotConnectNowError, pg.TooManyConnectionsError)) or _moment() > deadline:
+                    raise translate(error, self.target) from None
+            repeat += 1
+            await _pause(repeat)
 
     async def _look(self) -> Connection:
         try:
@@ -190,7 +199,7 @@ class Pool:
             try:
                 await self._commit(connection, transaction)
             except FAILURES as error:
-                raise translate(error, self.target, sent=True) from None
+                raise (translate(error, self.target) if own else error) from None
 
     @contextlib.asynccontextmanager
     async def _begun(self, durability: Durability | None) -> AsyncIterator[tuple[Connection, Transaction]]:
@@ -206,7 +215,7 @@ class Pool:
 
     async def _begin(self, durability: Durability | None) -> tuple[Connection, Transaction]:
         """Nothing has been done yet, so a connection that breaks here is replaced by the next."""
-        deadline = asyncio.get_running_loop().time() + self.target.patience / SECOND
+        deadline = _moment() + self.target.patience / SECOND
         while True:
             connection = await self._acquire()
             transaction = connection.transaction(isolation="read_committed" if self.pooled else None)
@@ -219,7 +228,7 @@ class Pool:
                 self._release(connection)
                 if not isinstance(error, FAILURES):
                     raise
-                if not breaks(error) or asyncio.get_running_loop().time() > deadline:
+                if not breaks(error) or _moment() > deadline:
                     raise translate(error, self.target) from None
             else:
                 return connection, transaction
@@ -254,7 +263,7 @@ class Pool:
 
     async def _acquire(self) -> Connection:
         """An idle connection, a new one while there may be more, or the next that is given back: first come, first served."""
-        deadline = asyncio.get_running_loop().time() + self.target.patience / SECOND
+        deadline = _moment() + self.target.patience / SECOND
         while True:
             if not self._opened:
                 raise StoreError(f"{self.target} is not open", code="closed")
@@ -287,7 +296,7 @@ class Pool:
                 return await self.connect()
             except FAILURES as error:
                 found = translate(error, self.target)
-                if not self._opened or not isinstance(found, StoreError) or asyncio.get_running_loop().time() > deadline:
+                if not self._opened or not isinstance(found, StoreError) or _moment() > deadline:
                     raise found from None
             repeat += 1
             await _pause(repeat)
@@ -334,14 +343,19 @@ class Pool:
                 return
 
 
+def _moment() -> float:
+    return asyncio.get_running_loop().time()
+
+
 async def _pause(repeat: int) -> None:
     """A little longer each time, and never the same as others'."""
     await asyncio.sleep(random.uniform(0.2, 1) * min(MILLISECOND << min(repeat, 16), LONGEST_PAUSE) / SECOND)
 
 
 def _cut_if_broken(connection: Connection, error: BaseException) -> None:
-    """A standby that was a primary takes no writes any more: the next connection may find who does."""
-    if isinstance(error, FAILURES) and (breaks(error) or isinstance(error, pg.ReadOnlySQLTransactionError)):
+    """A standby that was a primary takes no writes any more: the next connection may find who does. One whose statement took too long is kept: asyncpg
+    is just telling the server to stop it."""
+    if isinstance(error, FAILURES) and not isinstance(error, TimeoutError) and (breaks(error) or isinstance(error, pg.ReadOnlySQLTransactionError)):
         connection.terminate()
 
 

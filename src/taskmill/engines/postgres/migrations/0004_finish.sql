@@ -117,11 +117,11 @@ CREATE FUNCTION is_terminal(ending text) RETURNS boolean LANGUAGE sql IMMUTABLE 
 -- or the task's own where there is none.
 CREATE FUNCTION judge_stale(o outcome) RETURNS ending LANGUAGE plpgsql AS $$
 DECLARE
-  found record;
+  it record;
   attempt record;
   applied boolean;
 BEGIN
-  SELECT x.* INTO found FROM (
+  SELECT x.* INTO it FROM (
     SELECT state, token, worker, must_end FROM task WHERE id = o.task
     UNION ALL SELECT state, token, worker, must_end FROM ended WHERE id = o.task) x LIMIT 1;
   IF NOT FOUND THEN
@@ -132,14 +132,14 @@ BEGIN
   IF FOUND THEN
     applied := NOT attempt.by_recovery AND attempt.outcome = CASE o.ending WHEN 'retry' THEN 'failed' ELSE o.ending END AND NOT is_terminal(o.ending);
   ELSE
-    applied := found.state <> 3 AND found.token = o.token AND found.worker = o.worker
-      AND o.ending = CASE WHEN found.state < 3 THEN 'released' WHEN found.state > 4 THEN name_of(found.state) END;
+    applied := it.state <> 3 AND it.token = o.token AND it.worker = o.worker
+      AND o.ending = CASE WHEN it.state < 3 THEN 'released' WHEN it.state > 4 THEN name_of(it.state) END;
   END IF;
   IF applied IS NOT TRUE THEN
     RETURN (o.task::text, o.token, 'stale_lease', NULL, NULL)::ending;
   END IF;
-  IF NOT is_terminal(o.ending) AND (found.state = 7 OR found.must_end = 'cancelled') THEN
-    RETURN (o.task::text, o.token, NULL, NULL, found.state)::ending;
+  IF NOT is_terminal(o.ending) AND (it.state = 7 OR it.must_end = 'cancelled') THEN
+    RETURN (o.task::text, o.token, NULL, NULL, it.state)::ending;
   END IF;
   RETURN NULL;
 END $$;
@@ -219,7 +219,7 @@ DECLARE
 BEGIN
   FOR v IN SELECT * FROM submit_document(o.starts, p_generation, p_patience, p_own, now) LOOP
     IF v.place = 0 OR v.status IN ('busy', 'refused') THEN
-      RAISE EXCEPTION USING ERRCODE = 'TM001', MESSAGE = v.status, DETAIL = coalesce(v.place, 0), HINT = coalesce(v.code, '') || ' ' || coalesce(v.message, '');
+      RAISE EXCEPTION USING ERRCODE = 'TM001', MESSAGE = v.status, DETAIL = coalesce(ids[v.place]::text, ''), HINT = coalesce(v.code, '') || ' ' || coalesce(v.message, '');
     END IF;
     ids[v.place] := v.id::uuid;
   END LOOP;
@@ -261,20 +261,20 @@ BEGIN
 END $$;
 
 -- End this and start those, or neither: a task that the store refuses takes its outcome back and leaves the lease as it was. The answer's code is `refused`, with the
--- place of that task; or settings, names or busy (see submit): to be asked again.
+-- id of that task; or settings, names or busy (see submit): to be asked again.
 CREATE FUNCTION finish_and_start(o outcome, p_generation bigint, p_patience integer, p_own boolean, now bigint) RETURNS ending LANGUAGE plpgsql AS $$
 DECLARE
   how text;
-  place text;
+  which text;
   why text;
 BEGIN
   RETURN finish_one(o, p_generation, p_patience, p_own, now);
 EXCEPTION
   WHEN SQLSTATE 'TM001' THEN
-    GET STACKED DIAGNOSTICS how = MESSAGE_TEXT, place = PG_EXCEPTION_DETAIL, why = PG_EXCEPTION_HINT;
-    RETURN (o.task::text, o.token, how, place || ' ' || why, NULL)::ending;
+    GET STACKED DIAGNOSTICS how = MESSAGE_TEXT, which = PG_EXCEPTION_DETAIL, why = PG_EXCEPTION_HINT;
+    RETURN (o.task::text, o.token, how, which || ' ' || why, NULL)::ending;
   WHEN data_exception THEN
-    RETURN (o.task::text, o.token, 'refused', '0 invalid_json ' || SQLERRM, NULL)::ending;
+    RETURN (o.task::text, o.token, 'refused', ' invalid_json ' || SQLERRM, NULL)::ending;
 END $$;
 
 -- The entry point. Completed ones of one worker come as arrays, everything else as a list of outcomes. Answers a row for each that was refused or came to another
@@ -307,7 +307,7 @@ BEGIN
       SELECT c.done, c.falls, c.bad INTO ended_now, owes, bad FROM complete_with_results(p_worker, p_ids, p_tokens, p_started, p_results, now) c;
     END IF;
     IF ended_now < cardinality(p_ids) THEN
-      RETURN QUERY SELECT r.task, r.token, CASE WHEN r.token = ANY (bad) THEN 'refused' ELSE r.code END, CASE WHEN r.token = ANY (bad) THEN '0 invalid_json ' END, r.state
+      RETURN QUERY SELECT r.task, r.token, CASE WHEN r.token = ANY (bad) THEN 'refused' ELSE r.code END, CASE WHEN r.token = ANY (bad) THEN ' invalid_json ' END, r.state
         FROM refuse_completed(p_worker, p_ids, p_tokens) r;
     END IF;
   END IF;

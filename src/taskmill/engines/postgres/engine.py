@@ -93,6 +93,8 @@ class PostgresEngine:
         try:
             await self._check_schema()
             await self._store.read_settings()
+            if not self._pool.in_recovery:
+                await self._pool.fetchval(self._store.load("settings.sql").lift_tokens, self._store.now())
             if self._server_clock is not None:
                 await self._server_clock.follow(self._pool)
         except BaseException:

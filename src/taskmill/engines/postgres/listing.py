@@ -27,7 +27,9 @@ class _Statement:
 
     def __init__(self, schema: str, now: int | None) -> None:
         self.schema = schema
-        self.bindings: list[Any] = [now]
+        self.bindings: list[Any] = []
+        self._now = now
+        self._moment = ""
 
     def bind(self, value: Any, kind: str) -> str:
         self.bindings.append(value)
@@ -36,7 +38,8 @@ class _Statement:
     @property
     def now(self) -> str:
         """The store's clock, read once."""
-        return f"(SELECT {self.schema}.moment($1::bigint))"
+        self._moment = self._moment or f"(SELECT {self.schema}.moment({self.bind(self._now, 'bigint')}))"
+        return self._moment
 
 
 async def matching(store: Store, which: Filter, after: str | None, n: int) -> tuple[list[str], str | None]:

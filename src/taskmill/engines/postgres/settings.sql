@@ -63,7 +63,7 @@ VALUES ($1::uuid, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 
 -- name: add_ended
 INSERT INTO {schema}.ended (id, seq, state, flags, version, executions, failures, crashes, open_edges, finished_at, token, worker, claimed_at, started_at,
   must_end, phase, progress, result, error, updated_at)
-VALUES ($1::uuid, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13, $14, $15, $16, $17::text::json, $18::text::json, nullif($19, $10));
+VALUES ($1::uuid, $2, $3, $4, $5, $6, $7, $8, $9, $10::bigint, $11, $12, $13::bigint, $13::bigint, $14, $15, $16, $17::text::json, $18::text::json, nullif($19::bigint, $10::bigint));
 
 -- name: add_ordered
 INSERT INTO {schema}.ordered (lane, seq, id) VALUES ($1, $2, $3::uuid) ON CONFLICT DO NOTHING;
@@ -107,3 +107,6 @@ INSERT INTO {schema}.stir (lane) SELECT DISTINCT l FROM unnest($1::bigint[]) l W
 
 -- name: moment
 SELECT {schema}.moment($1);
+
+-- name: lift_tokens
+SELECT {schema}.lift_tokens($1);

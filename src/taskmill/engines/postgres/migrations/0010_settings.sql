@@ -261,5 +261,19 @@ CREATE FUNCTION lane_of(p_queue text, p_share text, p_limits text[], p_order_key
   SELECT lane_id(queue_id(p_queue), p_share, p_limits, p_order_key, '')
 $$;
 
+-- The clock since 2020 is the tokens' epoch: a store that was restored or made anew never repeats one, and all stay below 2^53, which every language's JSON
+-- can hold. Called when a program opens the store, with the rights of its owner: to use a sequence is not to set it.
+CREATE FUNCTION lift_tokens(p_now bigint) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+  least_token bigint := moment(p_now) - 1577836800000000;
+BEGIN
+  IF coalesce(pg_sequence_last_value('token'), 0) < least_token THEN
+    PERFORM pg_advisory_xact_lock(hashtextextended('taskmill tokens of ' || current_schema(), 0));
+    IF coalesce(pg_sequence_last_value('token'), 0) < least_token THEN
+      PERFORM setval('token', least_token);
+    END IF;
+  END IF;
+END $$;
+
 CALL harden('put_setting', 'drop_setting', 'take', 'writers_of', 'horizon', 'read_outbox', 'hear', 'await_ends', 'replace_last', 'tell_fired', 'announce_queues',
-  'lane_of', 'fold_tally', 'tally_removed', 'tally_changed');
+  'lane_of', 'lift_tokens', 'fold_tally', 'tally_removed', 'tally_changed');

@@ -96,6 +96,8 @@ def test_a_store_is_planned_made_and_verified(url: str, run: Run) -> None:
     assert run("plan", "--url", url) == (0, f"{shown}: up to date\n", "")
     assert run("verify", "--url", url) == (0, f"{shown}: in order\n", "")
     assert everything(url) == after
+    assert run("upgrade", "--contract", "--url", url)[0] == 0
+    assert run("plan", "--contract", "--url", url) == (0, f"{shown}: up to date\n", "")
 
 
 def test_json(url: str, run: Run) -> None:

@@ -72,6 +72,7 @@ class Pool:
             await _pause(repeat)
 
     async def _look(self) -> Connection:
+        self.pooled = False
         try:
             connection = await self.connect()
         except pg.ProtocolViolationError as error:

@@ -52,7 +52,7 @@ async def finish(store: Store, outcomes: Sequence[Outcome], *, db: Any = None) -
         rest = await step.ask(rest, PATIENCE)
     for outcome in [*rest, *step.busy]:
         await step.ask_alone(outcome)
-    more = await store.settle() if step.owes and db is None else False
+    more = await store.settle(wait=False) if step.owes and db is None else False
     places = {(outcome.task, outcome.token): place for place, outcome in enumerate(outcomes)} if len(step.refused) > 1 else {}
     step.refused.sort(key=lambda refused: places.get((refused.task, refused.token), 0))
     return Finished(tuple(step.refused), MappingProxyType(step.instead), more)

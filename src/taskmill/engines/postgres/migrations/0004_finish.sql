@@ -321,7 +321,7 @@ BEGIN
       RETURN NEXT e;
     END IF;
   END LOOP;
-  IF p_own AND (owes OR cardinality(rest) > 0 AND (EXISTS (SELECT 1 FROM falling) OR EXISTS (SELECT 1 FROM late_edge))) THEN
+  IF p_own AND (owes OR EXISTS (SELECT 1 FROM falling) OR EXISTS (SELECT 1 FROM late_edge)) THEN
     RETURN NEXT NULL::ending;
   END IF;
 END $$;

@@ -268,14 +268,16 @@ BEGIN
   UPDATE task SET flags = flags | 32 WHERE id = ANY (locked) AND flags & 32 = 0;
   DELETE FROM late_edge l USING edge e WHERE l.edge = ANY (numbers) AND e.number = l.edge AND e.child = ANY (locked);
   WITH late AS MATERIALIZED (
-    SELECT e.number, e.parent, e.on_failure, coalesce(d.state, k.state) AS state, d.id IS NULL AS gone
+    SELECT e.number, e.parent, e.child, e.on_failure, coalesce(d.state, k.state) AS state, d.result
     FROM unnest(numbers) u(number) JOIN late_edge l ON l.edge = u.number JOIN edge e ON e.number = u.number
     LEFT JOIN ended d ON d.id = e.child LEFT JOIN known k ON k.id = e.child
     WHERE e.child <> ALL (locked) AND NOT EXISTS (SELECT 1 FROM task t WHERE t.id = e.child)
   ), done AS (
     DELETE FROM late_edge l USING late WHERE l.edge = late.number AND late.state IS NOT NULL
-  ), kept AS (
-    UPDATE edge e SET outcome = late.state FROM late WHERE e.number = late.number AND late.gone AND late.state IS NOT NULL
+  ), fell AS (
+    UPDATE edge e SET outcome = late.state, result = late.result FROM late WHERE e.number = late.number AND (late.state = 5 OR late.on_failure <> 2)
+  ), held AS (  -- it falls when the child is opened again and completes
+    UPDATE ended d SET flags = d.flags | 32 FROM late WHERE d.id = late.child AND late.state <> 5 AND late.on_failure = 2
   )
   SELECT array_agg(x.parent), array_agg(x.n), array_agg(x.bad) INTO parents, counts, fails FROM (
     SELECT parent, count(*)::integer AS n, bool_or(state <> 5 AND on_failure = 0) AS bad FROM late WHERE state = 5 OR state > 5 AND on_failure <> 2 GROUP BY parent) x;

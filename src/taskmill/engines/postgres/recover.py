@@ -180,7 +180,9 @@ async def prune(store: Store, n: int, term: Term, retention: Retention) -> Moved
         moved += _moved(await store.pool.fetchval(queries.prune_known, *held, row["ids"], hashes, kept, store.now()), term)
     if row["more"] or moved >= n:
         return Moved(moved, True)
-    moved += _moved(await store.pool.fetchval(queries.forget, *held, n - moved, store.now()), term)
+    idle = await store.pool.fetchrow(queries.look_for_idle, n - moved, store.now())
+    assert idle is not None
+    moved += _moved(await store.pool.fetchval(queries.forget, *held, n - moved, *idle, store.now()), term)
     return Moved(moved, moved >= n)
 
 

@@ -32,7 +32,10 @@ SELECT * FROM {schema}.prune($1, $2, $3, $4, $5, $6);
 SELECT {schema}.prune_known($1, $2, $3, $4, $5, $6, $7);
 
 -- name: forget
-SELECT {schema}.forget($1, $2, $3, $4, $5);
+SELECT {schema}.forget($1, $2, $3, $4, $5, $6, $7, $8);
+
+-- name: look_for_idle
+SELECT * FROM {schema}.look_for_idle($1, $2);
 
 -- name: workers
 SELECT id, queues, types, lease, joined_at, greatest(0, {schema}.moment($1) - beat_at) AS silent, info,

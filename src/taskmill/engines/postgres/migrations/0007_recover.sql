@@ -310,10 +310,11 @@ CREATE FUNCTION known_until(created_at bigint, meta text) RETURNS bigint LANGUAG
 $$;
 
 -- What is owed: entries that were not delivered, edges that are still to fall.
-CREATE FUNCTION owes_something(p_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
-  SELECT EXISTS (SELECT 1 FROM outbox o WHERE o.subject = p_id::text) OR EXISTS (SELECT 1 FROM falling f WHERE f.id = p_id)
-    OR EXISTS (SELECT 1 FROM edge e JOIN late_edge l ON l.edge = e.number WHERE e.child = p_id)
-$$;
+CREATE FUNCTION owes_something(p_id uuid) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN EXISTS (SELECT 1 FROM outbox o WHERE o.subject = p_id::text) OR EXISTS (SELECT 1 FROM falling f WHERE f.id = p_id)
+    OR EXISTS (SELECT 1 FROM edge e JOIN late_edge l ON l.edge = e.number WHERE e.child = p_id);
+END $$;
 
 -- Remove these records, whose rows in ended the caller holds; an id stays known for its window (with the hash of its payload), an outcome with those who waited
 -- for it, and a result with those of them that live. An edge that is held open by a failure stays open.
@@ -397,58 +398,74 @@ BEGIN
   RETURN forgotten + gone;
 END $$;
 
--- Lanes, shares and counters that nothing needs any more. They are looked for without the gate, and removed under it, when nobody has them in use: whoever
--- is about to put a task into a lane has locked its row, and what has happened in one is applied first. None: the term is over.
-CREATE FUNCTION forget(p_role text, p_holder text, p_number bigint, p_n integer, p_now bigint) RETURNS integer LANGUAGE plpgsql AS $$
+-- Lanes, shares and counters that nothing seems to need any more: a look at all of them, without the gate.
+CREATE FUNCTION look_for_idle(p_n integer, p_now bigint, OUT lanes bigint[], OUT shares bigint[], OUT counters bigint[]) LANGUAGE plpgsql AS $$
+DECLARE
+  now bigint := moment(p_now);
+BEGIN
+  lanes := ARRAY(
+    SELECT l.id FROM lane l WHERE l.top IS NULL AND NOT EXISTS (SELECT 1 FROM task t WHERE t.lane = l.id AND t.lane > 0 AND t.state > 0)
+      AND NOT EXISTS (SELECT 1 FROM task t WHERE t.lane = l.id AND t.lane > 0 AND t.state = 0) LIMIT p_n);
+  shares := ARRAY(SELECT s.id FROM share s WHERE s.top IS NULL AND NOT EXISTS (SELECT 1 FROM lane l WHERE l.queue = s.queue AND l.share = s.id) LIMIT p_n);
+  counters := '{}';
+  IF cardinality(lanes) < p_n THEN  -- as long as there are lanes to forget, they name their counters
+    counters := ARRAY(
+      SELECT c.id FROM counter c LEFT JOIN (SELECT DISTINCT n AS id FROM lane l, unnest(l.counters) n) used ON used.id = c.id
+      WHERE c.running = 0 AND c.idle_at <= now AND used.id IS NULL LIMIT p_n);
+  END IF;
+END $$;
+ALTER FUNCTION look_for_idle SET search_path FROM CURRENT;
+ALTER FUNCTION look_for_idle SET jit = off;
+
+-- They are forgotten under the gate, when nobody has them in use: whoever is about to put a task into a lane has locked its row, and what has happened in one
+-- is applied first. So are keys whose window has passed. None: the term is over.
+CREATE FUNCTION forget(p_role text, p_holder text, p_number bigint, p_n integer, p_lanes bigint[], p_shares bigint[], p_counters bigint[], p_now bigint)
+RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
   now bigint := moment(p_now);
   forgotten integer;
   gone integer;
-  lanes bigint[];
-  shares bigint[];
-  counters bigint[] := '{}';
 BEGIN
   IF NOT holds_term(p_role, p_holder, p_number) THEN
     RETURN NULL;
   END IF;
   forgotten := forget_keys(p_n, now);
-  lanes := ARRAY(SELECT l.id FROM lane l WHERE l.top IS NULL AND NOT lane_in_use(l.id) LIMIT p_n - forgotten);
-  shares := ARRAY(SELECT s.id FROM share s WHERE s.top IS NULL AND NOT EXISTS (SELECT 1 FROM lane l WHERE l.queue = s.queue AND l.share = s.id) LIMIT p_n);
-  IF cardinality(lanes) < p_n - forgotten THEN
-    counters := ARRAY(SELECT c.id FROM counter c WHERE c.running = 0 AND c.idle_at <= now AND c.id NOT IN (SELECT unnest(l.counters) FROM lane l) LIMIT p_n);
-  END IF;
-  IF lanes || shares || counters = '{}' THEN
+  IF p_lanes || p_shares || p_counters = '{}' THEN
     RETURN forgotten;
   END IF;
   PERFORM gate();
-  lanes := ARRAY(SELECT l.id FROM lane l WHERE l.id = ANY (lanes) AND l.top IS NULL ORDER BY l.id FOR UPDATE SKIP LOCKED);
-  DELETE FROM lane l WHERE l.id = ANY (lanes) AND NOT lane_in_use(l.id) AND NOT EXISTS (SELECT 1 FROM stir s WHERE s.lane = l.id);
+  p_lanes := ARRAY(SELECT l.id FROM lane l WHERE l.id = ANY (p_lanes) AND l.top IS NULL ORDER BY l.id LIMIT p_n - forgotten FOR UPDATE SKIP LOCKED);
+  DELETE FROM lane l WHERE l.id = ANY (p_lanes) AND NOT lane_in_use(l.id) AND l.id <> ALL (ARRAY(SELECT DISTINCT s.lane FROM stir s));
   GET DIAGNOSTICS gone = ROW_COUNT;
   forgotten := forgotten + gone;
-  shares := ARRAY(SELECT s.id FROM share s WHERE s.id = ANY (shares) AND s.top IS NULL ORDER BY s.id LIMIT greatest(p_n - forgotten, 0) FOR UPDATE SKIP LOCKED);
-  DELETE FROM share s WHERE s.id = ANY (shares) AND NOT EXISTS (SELECT 1 FROM lane l WHERE l.queue = s.queue AND l.share = s.id)
+  p_shares := ARRAY(SELECT s.id FROM share s WHERE s.id = ANY (p_shares) AND s.top IS NULL ORDER BY s.id LIMIT p_n - forgotten FOR UPDATE SKIP LOCKED);
+  DELETE FROM share s WHERE s.id = ANY (p_shares) AND NOT EXISTS (SELECT 1 FROM lane l WHERE l.queue = s.queue AND l.share = s.id)
     AND NOT EXISTS (SELECT 1 FROM stand d WHERE d.share = s.id);
   GET DIAGNOSTICS gone = ROW_COUNT;
-  RETURN forgotten + gone + forget_counters(counters, greatest(p_n - forgotten - gone, 0), now);
+  forgotten := forgotten + gone;
+  RETURN forgotten + forget_counters(p_counters, p_n - forgotten, now);
 END $$;
 
-CREATE FUNCTION lane_in_use(p_lane bigint) RETURNS boolean LANGUAGE sql STABLE AS $$
-  SELECT EXISTS (SELECT 1 FROM task t WHERE t.lane = p_lane AND t.lane > 0 AND t.state = 0) OR EXISTS (SELECT 1 FROM task t WHERE t.lane = p_lane AND t.lane > 0 AND t.state > 0)
-$$;
+CREATE FUNCTION lane_in_use(p_lane bigint) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN EXISTS (SELECT 1 FROM task t WHERE t.lane = p_lane AND t.lane > 0 AND t.state > 0)
+    OR EXISTS (SELECT 1 FROM task t WHERE t.lane = p_lane AND t.lane > 0 AND t.state = 0);
+END $$;
 
--- A rate is remembered until its window, as long as it is now, has passed.
+-- A rate is remembered until its window, as long as it is now, has passed. Whoever makes a lane has locked the counters it names.
 CREATE FUNCTION forget_counters(p_counters bigint[], p_n integer, now bigint) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
   idle bigint[];
   gone integer;
 BEGIN
-  IF p_counters = '{}' OR p_n = 0 THEN
-    RETURN 0;
-  END IF;
   UPDATE counter c SET idle_at = s.at + c.span FROM (SELECT s.counter, max(s.at) AS at FROM start s WHERE s.counter = ANY (p_counters) GROUP BY s.counter) s
   WHERE c.id = s.counter AND s.at + c.span > now;
   idle := ARRAY(SELECT c.id FROM counter c WHERE c.id = ANY (p_counters) AND c.running = 0 AND c.idle_at <= now ORDER BY c.id LIMIT p_n FOR UPDATE SKIP LOCKED);
-  DELETE FROM counter c WHERE c.id = ANY (idle) AND NOT EXISTS (SELECT 1 FROM stand s WHERE s.counter = c.id) AND c.id NOT IN (SELECT unnest(l.counters) FROM lane l);
+  IF idle = '{}' THEN
+    RETURN 0;
+  END IF;
+  DELETE FROM counter c WHERE c.id = ANY (idle) AND NOT EXISTS (SELECT 1 FROM stand s WHERE s.counter = c.id)
+    AND c.id <> ALL (ARRAY(SELECT n FROM lane l, unnest(l.counters) n WHERE idle[width_bucket(n, idle)] = n));
   GET DIAGNOSTICS gone = ROW_COUNT;
   DELETE FROM start s WHERE s.counter = ANY (idle) AND NOT EXISTS (SELECT 1 FROM counter c WHERE c.id = s.counter);
   RETURN gone;

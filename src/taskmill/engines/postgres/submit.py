@@ -45,8 +45,7 @@ async def submit(store: Store, tasks: Sequence[NewTask], *, unseal: Sequence[str
     await step.ask(range(len(tasks)), PATIENCE, unseal)
     if step.again:
         await step.ask_again()
-    if db is None and (unseal or any(new.edges or new.parent for new in tasks)):
-        await store.settle()
+    await step.settle(unseal)
     return [step.answers[place] for place in range(len(tasks))]
 
 
@@ -55,18 +54,23 @@ class Together:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._batcher: Batcher[Sequence[NewTask], list[Submitted]] = Batcher(self._send, most=10_000 // SMALL)
+        self._batcher: Batcher[Sequence[NewTask], _Step] = Batcher(self._send, most=10_000 // SMALL)
 
     async def submit(self, tasks: Sequence[NewTask]) -> list[Submitted]:
-        if len(tasks) > SMALL:
+        """What must be asked again is asked by each caller for itself, so that nobody waits for what another's task meets."""
+        if not 0 < len(tasks) <= SMALL:
             return await submit(self._store, tasks)
-        return await self._batcher.add(tasks)
+        step = await self._batcher.add(tasks)
+        if step.again:
+            await step.ask_again()
+            await step.settle()
+        return [step.answers[place] for place in range(len(tasks))]
 
-    async def _send(self, calls: list[Sequence[NewTask]]) -> list[list[Submitted]]:
-        if len(calls) == 1:
-            return [await submit(self._store, calls[0])]
-        answers = iter(await submit(self._store, [new for tasks in calls for new in tasks]))
-        return [[next(answers) for _ in tasks] for tasks in calls]
+    async def _send(self, calls: list[Sequence[NewTask]]) -> list[_Step]:
+        whole = _Step(self._store, [new for tasks in calls for new in tasks], None)
+        await whole.ask(range(len(whole.tasks)), PATIENCE)
+        await whole.settle()
+        return whole.divided(calls)
 
 
 class _Step:
@@ -78,10 +82,9 @@ class _Step:
         self.db = db
         self.answers: dict[int, Submitted] = {}
         self.again: list[int] = []
-        self.busy: dict[int, str] = {}
 
     async def ask(self, places: Sequence[int], patience: int, unseal: Sequence[str] = ()) -> None:
-        """One batch. What must be asked again is in `again`, what was held back by others also in `busy`."""
+        """One batch. What must be asked again, because others hold it back, is in `again`."""
         for _ in range(ROUNDS):
             batch = _Batch(self.store.settings)
             for place in places:
@@ -125,13 +128,28 @@ class _Step:
             place = batch.places[row["place"] - 1]
             if row["status"] == "busy":
                 self.again.append(place)
-                self.busy[place] = row["code"]
             self.answers[place] = _answer(self.tasks[place], row, durability)
         for place, first in batch.repeated:
             if self.answers[first].status is Status.REFUSED:
                 self.again.append(place)
             same = self.tasks[place].payload == self.tasks[first].payload or _is_same(self.tasks[place], codec.payload_hash(self.tasks[first].payload))
             self.answers[place] = _compared(self.answers[first].id, durability, same=same)
+
+    async def settle(self, unseal: Sequence[str] = ()) -> None:
+        """Edges onto tasks that have ended fall before the answer. In a user's transaction they fall after its commit."""
+        if self.db is None and (unseal or any(new.edges or new.parent for new in self.tasks)):
+            await self.store.settle()
+
+    def divided(self, calls: Sequence[Sequence[NewTask]]) -> list[_Step]:
+        """The step as each of its callers would have seen it alone."""
+        steps, first = [], 0
+        for tasks in calls:
+            step = _Step(self.store, tasks, None)
+            step.answers = {place: self.answers[first + place] for place in range(len(tasks))}
+            step.again = [place - first for place in self.again if first <= place < first + len(tasks)] if self.again else []
+            steps.append(step)
+            first += len(tasks)
+        return steps
 
     async def ask_again(self) -> None:
         """Each alone, or all together where they wait for each other, until the time is over that one alone may take."""

@@ -184,6 +184,10 @@ BEGIN
   PERFORM 1 FROM task t WHERE t.id = ANY (ARRAY(
     SELECT DISTINCT e.other FROM unnest(p_of, p_to, p_at, p_kind) e(place, other, at, kind) WHERE e.kind >= 10 AND p_alive[e.place] AND p_alive[e.at] IS NOT TRUE))
   ORDER BY t.id FOR UPDATE;
+  -- A record that is waited for is not pruned before the edge is there.
+  PERFORM 1 FROM ended d WHERE d.id = ANY (ARRAY(
+    SELECT DISTINCT e.other FROM unnest(p_of, p_to, p_at, p_kind) e(place, other, at, kind) WHERE e.kind < 10 AND p_alive[e.place] AND p_alive[e.at] IS NOT TRUE))
+  ORDER BY d.id FOR KEY SHARE;
   WHILE found_bad LOOP
     found_bad := false;
     FOR v IN
@@ -502,7 +506,7 @@ BEGIN
       alive := coalesce(alive, array_fill(true, ARRAY[n]));
       FOREACH low IN ARRAY rejected LOOP
         alive[low] := false;
-        PERFORM reject_task(p_ids[low], seqs[low], coalesce(flags[low], 0), coalesce(opens[low], 0), now);
+        PERFORM reject_task(p_ids[low], seqs[low], coalesce(flags[low], 0) | orders[p_line[low]]::integer | 2048, coalesce(opens[low], 0), now);
         verdicts := verdicts || (low, 'rejected', NULL, false, 'rate_limited', NULL)::verdict;
       END LOOP;
     END IF;
@@ -510,7 +514,7 @@ BEGIN
   INSERT INTO task (id, seq, lane, type, state, priority, flags, size, open_edges, ready_at, updated_at, expires_at)
   SELECT u.id, u.seq, lanes[u.line], types[u.line],
     CASE WHEN opens[u.place] > 0 OR flags[u.place] & 64 <> 0 THEN 4 WHEN coalesce(now + u.delay, u.run_at, now) > now THEN 1 ELSE 0 END,
-    priorities[u.line], coalesce(flags[u.place], 0) | orders[u.line]::integer, octet_length(u.payload), coalesce(opens[u.place], 0),
+    priorities[u.line], coalesce(flags[u.place], 0) | orders[u.line]::integer | CASE WHEN limiting[u.line] IS NOT NULL THEN 2048 ELSE 0 END, octet_length(u.payload), coalesce(opens[u.place], 0),
     CASE WHEN opens[u.place] > 0 OR flags[u.place] & 64 <> 0 THEN 4611686018427387904 ELSE greatest(coalesce(now + u.delay, u.run_at, now), now) END, now, u.expires_at
   FROM unnest(p_ids, seqs, p_line, p_run_at, p_delay, p_expires_at, p_payloads) WITH ORDINALITY u(id, seq, line, run_at, delay, expires_at, payload, place)
   WHERE alive IS NULL OR alive[u.place];

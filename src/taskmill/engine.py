@@ -293,6 +293,8 @@ class Retention(Struct, frozen=True, kw_only=True):
     completed: int = 14 * DAY
     dead: int = 14 * DAY
     cancelled: int = 14 * DAY
+    inbox: int = 14 * DAY
+    """Messages that a user's transaction has dealt with: how long their repeats are known."""
 
 
 DEFAULT_RETENTION = Retention()
@@ -537,7 +539,7 @@ class Engine(Protocol):
     async def drop(self, kind: str, name: str, *, version: int | None = None) -> bool:
         """The operator's setting is gone; what code declares, if anything, holds again."""
 
-    async def items(self, kind: str) -> tuple[Item, ...]:
+    async def items(self, kind: str, *, tx: Transaction | None = None) -> tuple[Item, ...]:
         """The settings of a kind in force, by name."""
 
     async def lead(self, role: str, holder: str) -> Term | None:

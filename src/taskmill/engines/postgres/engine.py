@@ -11,6 +11,8 @@ import contextlib
 import contextvars
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
+from weakref import WeakSet
 
 from taskmill.clock import SECOND, Clock, SystemClock
 from taskmill.engine import (
@@ -46,12 +48,14 @@ from taskmill.engine import (
 )
 from taskmill.engines.postgres import admin, claim, finish, inspect, migrate, recover, settings, submit
 from taskmill.engines.postgres import target as targets
+from taskmill.engines.postgres.announcing import Announcer
 from taskmill.engines.postgres.check import check
 from taskmill.engines.postgres.connecting import Pool
+from taskmill.engines.postgres.drivers import driver_of
 from taskmill.engines.postgres.horizon import Horizon
 from taskmill.engines.postgres.store import Store
 from taskmill.engines.postgres.ticking import ServerClock
-from taskmill.engines.postgres.transaction import Tx, writable
+from taskmill.engines.postgres.transaction import Foreign, Home, Inside, Tx
 from taskmill.engines.postgres.waiting import Events, Hints, Hub, Waiters, listen
 from taskmill.errors import Conflict, StaleLease, StoreError, WrongStore
 from taskmill.task import Attempt, EdgeResult, Gone, NewTask, State, Task, check_id, check_key, check_name, new_id, sequence_of
@@ -95,6 +99,7 @@ class PostgresEngine:
             await self._store.read_settings()
             if not self._pool.in_recovery:
                 await self._pool.fetchval(self._store.load("settings.sql").lift_tokens, self._store.now())
+            self._home = await self._find_home()
             if self._server_clock is not None:
                 await self._server_clock.follow(self._pool)
         except BaseException:
@@ -102,7 +107,13 @@ class PostgresEngine:
             raise
         self._hub = Hub(self._store)
         self._waiters = Waiters(self._store, self._hub)
+        self._announcer = Announcer(self._store)
         self._open = True
+
+    async def _find_home(self) -> Home:
+        row = await self._pool.fetchrow(self._store.load("transaction.sql").place)
+        assert row is not None
+        return Home(asyncio.get_running_loop(), row["database"], row["created_at"], WeakSet())
 
     async def _check_schema(self) -> None:
         async with self._pool.transaction() as connection:
@@ -122,6 +133,7 @@ class PostgresEngine:
         self._open = False
         for tx in tuple(self._transactions):
             tx.abandon()
+        await self._announcer.close()
         await self._waiters.close()
         await self._hub.close()
         if self._server_clock is not None:
@@ -186,11 +198,40 @@ class PostgresEngine:
                 tx.open = False
                 self._transactions.discard(tx)
                 _inside.reset(token)
+        self._announcer.tell(tx.queues, owes=tx.owes)
 
     def _leave(self, tx: Tx) -> None:
         if tx.abandoned:
             raise StoreError("the engine was closed while the transaction was open; nothing of it was written", code="closed", hint="leave it before you close")
         tx.check_inside()
+
+    async def _within(self, tx: object) -> Inside:
+        """The way into a transaction that this engine handed out, or that the user has begun on a connection of their own."""
+        if not isinstance(tx, Tx):
+            foreign = Foreign(self._store, self._home, driver_of(tx))
+            await foreign.check()
+            return foreign
+        if tx.engine is not self:
+            raise WrongStore("this transaction is of another engine", code="foreign_connection", field="tx", hint="use `async with app.transaction() as tx`")
+        tx.check()
+        return Inside(self._store, self._home, tx.connection)
+
+    def _announce(self, tx: object, within: Inside, tasks: Sequence[NewTask]) -> None:
+        """Those who wait for work are told after the commit, where there is somebody who says that it has come."""
+        types = within.store.settings.types
+        queues = {new.queue or types[new.type].queue for new in tasks if new.queue or new.type in types}
+        if isinstance(tx, Tx):
+            tx.queues |= queues
+            tx.owes |= any(new.edges or new.parent for new in tasks)
+        elif isinstance(within, Foreign):
+            within.driver.after_commit(partial(self._announcer.tell_from_anywhere, queues))
+
+    async def inbox(self, tx: Transaction, source: str, message_id: str) -> bool:
+        """Whether this message comes for the first time: of all transactions that ask so, one that commits is told yes."""
+        check_key(source, "source")
+        check_key(message_id, "message_id")
+        self._check_open()
+        return await (await self._within(tx)).is_first(source, message_id)
 
     # A task's life
 
@@ -206,7 +247,10 @@ class PostgresEngine:
         sequence_of(tasks)
         self._check_open()
         if tx is not None:
-            return tuple(await submit.submit(self._store, tasks, unseal=unseal, reserved=reserved, db=writable(tx, self)))
+            within = await self._within(tx)
+            answers = await submit.submit(within.store, tasks, unseal=unseal, reserved=reserved, db=within)
+            self._announce(tx, within, tasks)
+            return tuple(answers)
         store = self._outside()
         if unseal or reserved:
             return tuple(await submit.submit(store, tasks, unseal=unseal, reserved=reserved))
@@ -225,7 +269,10 @@ class PostgresEngine:
         self._check_open()
         if tx is None:
             return await finish.finish(self._outside(), outcomes)
-        finished = await finish.finish(self._store, outcomes, db=writable(tx, self))
+        within = await self._within(tx)
+        finished = await finish.finish(within.store, outcomes, db=within)
+        if isinstance(tx, Tx):
+            tx.owes = True
         if finished.refused:
             raise StaleLease(finished.refused[0].message, hint="the transaction is rolled back with it")
         return finished
@@ -253,7 +300,9 @@ class PostgresEngine:
         return await recover.recover_lost(self._outside(), n)
 
     async def prune(self, n: int, term: Term, retention: Retention = DEFAULT_RETENTION) -> Moved:
-        return await recover.prune(self._outside(), n, term, retention)
+        store = self._outside()
+        moved = await recover.prune(store, n, term, retention)
+        return moved if moved.more else await recover.prune_inbox(store, n, term, retention, moved.moved)
 
     # Administration
 
@@ -305,8 +354,9 @@ class PostgresEngine:
     async def drop(self, kind: str, name: str, *, version: int | None = None) -> bool:
         return await settings.drop(self._outside(), kind, name, version)
 
-    async def items(self, kind: str) -> tuple[Item, ...]:
-        return await settings.items(self._reading(), kind)
+    async def items(self, kind: str, *, tx: Transaction | None = None) -> tuple[Item, ...]:
+        store = self._reading()
+        return await settings.items(store, kind, None if tx is None else await self._within(tx))
 
     # Leadership and what is done under it
 

@@ -18,7 +18,7 @@ from taskmill.clock import MILLISECOND
 from taskmill.engine import Checkpoint, Ending, Finished, Outcome, Refusal
 from taskmill.engines.postgres.errors import FAILURES, translate
 from taskmill.engines.postgres.store import Store
-from taskmill.engines.postgres.submit import PATIENCE, document, refusal
+from taskmill.engines.postgres.submit import PATIENCE, document, make_names, refusal
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, STATES, encode_error, encode_progress
 from taskmill.engines.settings import Settings
 from taskmill.errors import Conflict, Expired, InvalidInput, NotFound, TaskmillError
@@ -114,7 +114,8 @@ class _Step:
         """Settings are read anew; lanes that a user's transaction would have to make are made outside of it."""
         for code, outcome in waiting:
             if code == "names":
-                await self.store.pool.fetch(self.store.load("finish.sql").make_names, document(self.store.settings, outcome.then))
+                batch = msgspec.json.decode(document(self.store.settings, outcome.then))
+                await make_names(self.store, self.db, msgspec.json.encode(batch["lines"]).decode())
         if any(code == "settings" for code, _ in waiting):
             await self.store.read_settings(self.db)
 

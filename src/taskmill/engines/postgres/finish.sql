@@ -1,9 +1,6 @@
 -- name: finish
 SELECT task, token, code, message, state FROM {schema}.finish($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
 
--- name: make_names
-SELECT {schema}.make_names(($1::json) -> 'lines');
-
 -- name: checkpoint
 SELECT task, token, code FROM {schema}.checkpoint($1, $2, $3, $4, $5, $6, $7, $8, $9);
 

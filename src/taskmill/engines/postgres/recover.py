@@ -186,6 +186,13 @@ async def prune(store: Store, n: int, term: Term, retention: Retention) -> Moved
     return Moved(moved, moved >= n)
 
 
+async def prune_inbox(store: Store, n: int, term: Term, retention: Retention, moved: int) -> Moved:
+    """Messages whose time is over, as many as the tasks have left of `n`."""
+    held = (term.role, term.holder, term.number)
+    moved += _moved(await store.pool.fetchval(store.load("transaction.sql").prune_inbox, *held, n - moved, retention.inbox, store.now()), term)
+    return Moved(moved, moved >= n)
+
+
 def _moved(number: int | None, term: Term) -> int:
     if number is None:
         raise _stale(term)

@@ -41,8 +41,9 @@ async def drop(store: Store, kind: str, name: str, version: int | None) -> bool:
     return current is not None
 
 
-async def items(store: Store, kind: str) -> tuple[Item, ...]:
-    rows = await store.pool.fetch(store.load("settings.sql").items, kind)
+async def items(store: Store, kind: str, within: Any = None) -> tuple[Item, ...]:
+    """`within`: as a user's transaction sees them, on its connection."""
+    rows = await store.pool.fetch(store.load("settings.sql").items, kind) if within is None else await within.items(kind)
     return tuple(Item(kind=kind, name=name, value=value, version=version, operator=operator) for name, value, version, operator in rows)
 
 

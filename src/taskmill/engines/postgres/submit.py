@@ -9,7 +9,7 @@ for that transaction alone, not for ever.
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
@@ -26,7 +26,7 @@ from taskmill.engines.settings import Settings
 from taskmill.errors import Conflict, InvalidInput, InvalidPayload, NotFound, RateLimited, StoreError, TaskmillError
 from taskmill.task import DEFAULT_DEDUPE_WINDOW, NewTask, OnLimit, Resolved, check_id, check_limit, resolve
 
-__all__ = ["Together", "document", "refusal", "submit"]
+__all__ = ["Together", "as_document", "document", "make_names", "refusal", "submit"]
 
 PATIENCE = 100
 """Milliseconds that a batch waits for an id or a key which somebody's open transaction holds; alone, a task waits for as long as the URL's busy_timeout."""
@@ -47,6 +47,14 @@ async def submit(store: Store, tasks: Sequence[NewTask], *, unseal: Sequence[str
         await step.ask_again()
     await step.settle(unseal)
     return [step.answers[place] for place in range(len(tasks))]
+
+
+async def make_names(store: Store, db: Any, lines: str) -> None:
+    """The queues and lanes of these lines, made beside the transaction that `db` is in; a user's has its own way."""
+    if hasattr(db, "make_names"):
+        await db.make_names(lines)
+    else:
+        await store.pool.fetch(store.load("submit.sql").make_names, lines)
 
 
 class Together:
@@ -113,7 +121,7 @@ class _Step:
         if row["status"] == "unknown":
             raise NotFound(f"there is no task {row['id']}", field="unseal")
         if row["status"] == "names":
-            await self.store.pool.fetch(self.store.load("submit.sql").make_names, batch.lines_text())
+            await make_names(self.store, self.db, batch.lines_text())
         else:
             await self.store.read_settings(self.db)
 
@@ -154,7 +162,7 @@ class _Step:
     async def ask_again(self) -> None:
         """Each alone, or all together where they wait for each other, until the time is over that one alone may take."""
         again = self.again
-        clock = asyncio.get_running_loop().time
+        clock = time.monotonic
         deadline = clock() + self.store.pool.target.busy_timeout / SECOND
         linked = any(self.tasks[place].edges or self.tasks[place].parent for place in again)
         for places in [again] if linked else [[place] for place in again]:
@@ -279,16 +287,27 @@ def document(settings: Settings, tasks: Sequence[NewTask]) -> str:
     batch = _Batch(settings)
     for place, new in enumerate(tasks):
         batch.add(place, new)
-    names = ("ids", "payloads", "line", "lines", "run_at", "delay", "expires_at", "meta", "tags", "key", "hash", "uniques", "edge_of", "edge_to", "edge_at")
-    found = dict(zip((*names, "edge_kind", "sealed"), batch.arguments(), strict=True))
+    arguments = batch.arguments()
     for error in batch.refused.values():
         raise error
+    return msgspec.json.encode(as_document(arguments)).decode()
+
+
+_MEMBERS = (
+    *("ids", "payloads", "line", "lines", "run_at", "delay", "expires_at", "meta", "tags", "key", "hash", "uniques"),
+    *("edge_of", "edge_to", "edge_at", "edge_kind", "sealed", "unseal"),
+)
+
+
+def as_document(arguments: Sequence[Any]) -> dict[str, Any]:
+    """The function's arguments, as far as they are about tasks, as members of the document that `submit_document` takes; it may end before `unseal`."""
+    found = dict(zip(_MEMBERS, arguments, strict=False))
     found["lines"] = msgspec.Raw(found["lines"].encode())
     if found["uniques"] is not None:
         found["uniques"] = msgspec.Raw(found["uniques"].encode())
     if found["hash"] is not None:
         found["hash"] = [None if hashed is None else hashed.hex() for hashed in found["hash"]]
-    return msgspec.json.encode({name: value for name, value in found.items() if value is not None}).decode()
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _text(payload: bytes) -> str:

@@ -428,7 +428,7 @@ class SQLiteEngine:
     async def drop(self, kind: str, name: str, *, version: int | None = None) -> bool:
         return await self._write(lambda step: settings.drop(step, kind, name, version))
 
-    async def items(self, kind: str) -> tuple[Item, ...]:
+    async def items(self, kind: str, *, tx: Transaction | None = None) -> tuple[Item, ...]:
         return await self._read(lambda db: inspect.items(db, kind))
 
     # Leadership and what is done under it

@@ -8,6 +8,7 @@ that gets lost here is asked for again by its request number.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +22,8 @@ from taskmill.errors import Conflict
 from taskmill.task import EdgeResult, Signal
 
 __all__ = ["RESULTS", "claim"]
+
+_TOKEN = itemgetter(4)
 
 RESULTS = 1_000
 """Edges that come with a claimed task; `edges` pages through more."""
@@ -41,6 +44,7 @@ async def claim(store: Store, worker: str, request: int, queues: Sequence[str], 
     tail = rows.pop()
     if tail["type"] == "unknown_worker":
         raise Conflict(f"worker {worker} is not registered (any more)", code="unknown_worker", field="worker", hint="join under a new id")
+    rows.sort(key=_TOKEN)
     extras = await _extras(store, [row for row in rows if row[18] & (CHECKPOINTS | SIGNALS | EDGES)])
     return Claim(tuple([_claimed(worker, row, extras.get(row[0])) for row in rows]), tail["token"], bool(tail["flags"]))
 

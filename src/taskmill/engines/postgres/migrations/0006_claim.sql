@@ -75,10 +75,18 @@ BEGIN
   RETURN p;
 END $$;
 
+-- So many new tokens, each higher than those before.
+CREATE FUNCTION new_tokens(n integer) RETURNS bigint[] LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN ARRAY(SELECT nextval('token') FROM generate_series(1, n));
+END $$;
+
 -- What was picked is running, under new tokens; a unique key held only until the start is free.
 CREATE FUNCTION start_picked(p picking) RETURNS picking LANGUAGE plpgsql AS $$
+DECLARE
+  tokens bigint[] := new_tokens(cardinality(p.picked));
 BEGIN
-  UPDATE task t SET state = 3, token = nextval('token'), worker = p.worker, request = p.request, claimed_at = p.now, updated_at = p.now,
+  UPDATE task t SET state = 3, token = tokens[u.place], worker = p.worker, request = p.request, claimed_at = p.now, updated_at = p.now,
     version = t.version + 1, executions = t.executions + 1
   FROM unnest(p.picked) WITH ORDINALITY u(id, place) WHERE t.id = u.id;
   p.taken := p.taken || p.picked;
@@ -442,7 +450,7 @@ BEGIN
   WHERE at < 4611686018427387904);
 END $$;
 
--- The whole verb. One row for each task, in order, and one more at the end with id NULL, whose type says what became of the request: claimed, repeated,
+-- The whole verb. One row for each task (their order is that of their tokens), and one more at the end with id NULL, whose type says what became of the request: claimed, repeated,
 -- unknown_worker or idle (nothing was found, and the next arrival will be announced: look once more before you sleep); token: when to come again; flags: 1 if
 -- not everything was looked at.
 CREATE FUNCTION claim(p_worker text, p_request bigint, p_queues text[], p_slots integer, p_rooms jsonb, p_prefetch integer, p_bytes bigint, p_now bigint)
@@ -460,6 +468,7 @@ DECLARE
   listening boolean;
   gated boolean;
   plain uuid[];
+  tokens bigint[];
 BEGIN
   SELECT * INTO w FROM workers k WHERE k.id = p_worker FOR NO KEY UPDATE;
   IF NOT FOUND THEN
@@ -492,7 +501,8 @@ BEGIN
   IF plain <> '{}' THEN  -- nothing is in the way: started and answered in one statement
     p.slots := p.slots - cardinality(plain);
     UPDATE workers k SET request = p_request WHERE k.id = p_worker;
-    RETURN QUERY UPDATE task t SET state = 3, token = nextval('token'), worker = p_worker, request = p_request, claimed_at = now, updated_at = now,
+    tokens := new_tokens(cardinality(plain));
+    RETURN QUERY UPDATE task t SET state = 3, token = tokens[u.place], worker = p_worker, request = p_request, claimed_at = now, updated_at = now,
         version = t.version + 1, executions = t.executions + 1
       FROM unnest(plain) WITH ORDINALITY u(id, place), body b WHERE t.id = u.id AND b.id = u.id
       RETURNING t.id::text, t.type, b.queue, b.payload::text, t.token, t.executions, t.claimed_at, t.priority, t.failures, t.crashes, b.max_crashes, t.version,

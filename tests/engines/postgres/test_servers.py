@@ -250,7 +250,7 @@ def test_a_missing_pooler_is_said_loudly(tmp_path: Path, private_postgres: Postg
 
 
 def test_make_says_what_it_cannot_install(tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "tools" / "servers.py"]
+    command = [sys.executable, str(ROOT / "tools" / "servers.py")]
     result = subprocess.run(command, env={"PATH": str(tmp_path), FOLDERS: str(tmp_path)}, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (0, "")
     assert "not installed: postgresql pgbouncer; the tests that need them will be skipped" in result.stderr

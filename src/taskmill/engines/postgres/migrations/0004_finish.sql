@@ -81,12 +81,15 @@ BEGIN
   END LOOP;
 END $$;
 
--- Those of a batch that neither ended now nor had ended in this very way before.
-CREATE FUNCTION refuse_completed(p_worker text, p_ids uuid[], p_tokens bigint[]) RETURNS SETOF ending LANGUAGE sql AS $$
-  SELECT u.id::text, u.token, CASE WHEN k.there THEN 'stale_lease' ELSE 'not_found' END, NULL::text, NULL::smallint
-  FROM unnest(p_ids, p_tokens) u(id, token), LATERAL (SELECT EXISTS (SELECT 1 FROM task t WHERE t.id = u.id) OR EXISTS (SELECT 1 FROM ended e WHERE e.id = u.id) AS there) k
-  WHERE NOT EXISTS (SELECT 1 FROM ended e WHERE e.id = u.id AND e.token = u.token AND e.worker = p_worker AND e.state = 5)
-$$;
+-- Those of a batch that neither ended now nor had ended in this very way before. Subqueries that give one value: each is a probe by id, whatever is believed
+-- about the tables (`+ 0`: not by the state).
+CREATE FUNCTION refuse_completed(p_worker text, p_ids uuid[], p_tokens bigint[]) RETURNS SETOF ending LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN QUERY SELECT u.id::text, u.token,
+    CASE WHEN (SELECT b.id FROM body b WHERE b.id = u.id) IS NULL THEN 'not_found' ELSE 'stale_lease' END, NULL::text, NULL::smallint
+  FROM unnest(p_ids, p_tokens) u(id, token)
+  WHERE (SELECT e.id FROM ended e WHERE e.id = u.id AND e.token = u.token AND e.worker = p_worker AND e.state + 0 = 5) IS NULL;
+END $$;
 
 -- The same where results are kept: one that is no JSON is refused alone.
 CREATE FUNCTION complete_with_results(p_worker text, p_ids uuid[], p_tokens bigint[], p_started bigint[], p_results text[], now bigint,

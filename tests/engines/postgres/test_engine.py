@@ -213,7 +213,7 @@ async def test_a_connection_of_the_users_own(stores: Stores) -> None:
     assert await engine.get([undone.id]) == (None,)
     with pytest.raises(Conflict) as caught:
         await engine.submit([ended], tx=connection)
-    assert caught.value.code == "transaction_ended"
+    assert caught.value.code == "no_transaction"
 
 
 async def test_an_end_on_a_connection_of_the_users_own(stores: Stores) -> None:

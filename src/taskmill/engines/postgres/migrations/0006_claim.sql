@@ -19,7 +19,8 @@ CREATE TYPE picking AS (
   rooms   jsonb,      -- how many more of a type, where that is bounded; NULL: nowhere
   dry     bigint[],   -- share * 4 + priority of what has nothing left for this claim
   picked  uuid[],     -- of the last look
-  taken   uuid[]
+  taken   uuid[],
+  gated   boolean     -- it holds the gate; if not, what stands under limits is not for it, also when it opens meanwhile
 );
 
 CREATE FUNCTION can_go_on(p picking) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT p.slots > 0 AND NOT p.stuffed AND p.passed < 1000 $$;
@@ -75,16 +76,22 @@ BEGIN
   RETURN p;
 END $$;
 
--- So many new tokens, each higher than those before.
-CREATE FUNCTION new_tokens(n integer) RETURNS bigint[] LANGUAGE plpgsql AS $$
+-- So many new tokens, each higher than those before. A session's first are not behind the clock either: its server may have been a standby until now, that never
+-- heard of the last tokens its primary gave. Nobody lifts them while others count on.
+CREATE FUNCTION new_tokens(n integer, now bigint) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
+  IF current_setting('taskmill.tokens', true) IS DISTINCT FROM 'lifted' THEN
+    PERFORM lift_tokens(now);
+    PERFORM set_config('taskmill.tokens', 'lifted', false);
+  END IF;
+  PERFORM pg_advisory_xact_lock_shared(hashtextextended('taskmill tokens of ' || current_schema(), 0));
   RETURN ARRAY(SELECT nextval('token') FROM generate_series(1, n));
 END $$;
 
 -- What was picked is running, under new tokens; a unique key held only until the start is free.
 CREATE FUNCTION start_picked(p picking) RETURNS picking LANGUAGE plpgsql AS $$
 DECLARE
-  tokens bigint[] := new_tokens(cardinality(p.picked));
+  tokens bigint[] := new_tokens(cardinality(p.picked), p.now);
 BEGIN
   UPDATE task t SET state = 3, token = tokens[u.place], worker = p.worker, request = p.request, claimed_at = p.now, updated_at = p.now,
     version = t.version + 1, executions = t.executions + 1
@@ -288,7 +295,8 @@ BEGIN
   p.picked := '{}';
   WHILE can_go_on(p) LOOP
     SELECT array_agg(x.name), max(x.id) INTO names, unnamed FROM (SELECT k.id, k.name FROM share k WHERE k.queue = q.id AND k.top IS NOT NULL LIMIT 2) x;
-    IF names IS NULL THEN  -- no lane is open
+    IF names IS NULL OR NOT p.gated THEN  -- no lane is open, or none was when this claim looked whether it needs the gate
+      p.more := p.more OR names IS NOT NULL;
       RETURN pick_plain(p, q.id, level, want);
     END IF;
     IF names = '{""}' THEN  -- nobody takes turns
@@ -346,7 +354,9 @@ DECLARE
   took integer;
   piece integer := CASE WHEN q.priorities IS NULL THEN want ELSE least(want, 8) END;
 BEGIN
-  PERFORM pass_over_foreign(p, q.id);
+  IF p.gated THEN
+    PERFORM pass_over_foreign(p, q.id);
+  END IF;
   p.dry := '{}';
   WHILE want > 0 AND can_go_on(p) LOOP
     IF q.priorities IS NOT NULL THEN
@@ -462,7 +472,7 @@ DECLARE
   w workers;
   p picking;
   numbers bigint[];
-  now bigint := moment(p_now);
+  now bigint;
   next_at bigint;
   how text := 'claimed';
   listening boolean;
@@ -476,6 +486,7 @@ BEGIN
     RETURN NEXT;
     RETURN;
   END IF;
+  now := moment(p_now);  -- not before: it may have waited
   IF p_request <= w.request THEN  -- asked again: what it still holds of that request; never anything new
     RETURN QUERY SELECT * FROM claimed(ARRAY(SELECT t.id FROM task t WHERE t.worker = p_worker AND t.request = p_request AND t.state = 3 ORDER BY t.token));
     type := 'repeated';
@@ -484,7 +495,7 @@ BEGIN
     RETURN;
   END IF;
   p := (p_worker, p_request, now, p_slots, p_bytes, false, 0, false, false,
-    ARRAY(SELECT n FROM unnest(w.types) n WHERE n <> ALL (s.paused_types) AND coalesce((p_rooms ->> n)::integer, 1) > 0), p_rooms, '{}', '{}', '{}')::picking FROM store s;
+    ARRAY(SELECT n FROM unnest(w.types) n WHERE n <> ALL (s.paused_types) AND coalesce((p_rooms ->> n)::integer, 1) > 0), p_rooms, '{}', '{}', '{}', false)::picking FROM store s;
   SELECT s.listen_until > now INTO listening FROM store s;
   numbers := ARRAY(SELECT q.id FROM unnest(p_queues) WITH ORDINALITY u(name, place) JOIN queue q ON q.name = u.name
     WHERE NOT q.paused ORDER BY (u.place - 1 + cardinality(p_queues) - p_request % greatest(cardinality(p_queues), 1)) % greatest(cardinality(p_queues), 1));
@@ -493,6 +504,7 @@ BEGIN
     PERFORM gate();
     now := moment(p_now);  -- read after the lock: every limit is judged by it
     p.now := now;
+    p.gated := true;
     p.more := apply_inboxes(now);
   END IF;
   IF NOT gated AND NOT listening AND cardinality(numbers) = 1 AND p_rooms IS NULL THEN
@@ -501,7 +513,7 @@ BEGIN
   IF plain <> '{}' THEN  -- nothing is in the way: started and answered in one statement
     p.slots := p.slots - cardinality(plain);
     UPDATE workers k SET request = p_request WHERE k.id = p_worker;
-    tokens := new_tokens(cardinality(plain));
+    tokens := new_tokens(cardinality(plain), now);
     RETURN QUERY UPDATE task t SET state = 3, token = tokens[u.place], worker = p_worker, request = p_request, claimed_at = now, updated_at = now,
         version = t.version + 1, executions = t.executions + 1
       FROM unnest(plain) WITH ORDINALITY u(id, place), body b WHERE t.id = u.id AND b.id = u.id

@@ -108,8 +108,15 @@ def _durability(seen: _Seen) -> Iterator[Finding]:
     if target.durability is Durability.REPLICATED and seen.settings["synchronous_commit"] in ("local", "remote_write"):
         message = f"synchronous_commit is {seen.settings['synchronous_commit']} for this user: tasks submitted in your own transactions may not be replicated"
         yield Finding("warning", "synchronous_commit_local", message, f"ALTER ROLE {_user(seen)} SET synchronous_commit = on")
-    if target.durability is Durability.REPLICATED and seen.number("standbys") == 0 and seen.settings["sees_others"] == "true":
-        message = f"no synchronous standby is connected ({seen.settings['synchronous_standby_names']}): every commit waits for one"
+    names = seen.settings["synchronous_standby_names"]
+    if target.durability is Durability.REPLICATED and not names:
+        message = "the server has no synchronous standby: tasks are answered as fsync, and a failover can lose the last of them"
+        yield Finding("error", "not_replicated", message, "set synchronous_standby_names there, or ask for durability fsync")
+    elif seen.number("asynchronous") and not names:
+        message = "the standby is asynchronous: a failover can lose the last acknowledged tasks"
+        yield Finding("warning", "asynchronous_standby", message, "name it in synchronous_standby_names, and write durability=replicated into the URL")
+    elif target.durability is Durability.REPLICATED and seen.number("standbys") == 0 and seen.settings["sees_others"] == "true":
+        message = f"no synchronous standby is connected ({names}): every commit waits for one"
         yield Finding("error", "no_standby", message, "start the standby, or take it out of synchronous_standby_names")
 
 

@@ -3,6 +3,8 @@ SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes'
   'max_connections', 'superuser_reserved_connections', 'synchronous_standby_names', 'transaction_read_only')
 UNION ALL SELECT 'used', count(*)::text FROM pg_stat_activity WHERE backend_type = 'client backend'
 UNION ALL SELECT 'standbys', count(*)::text FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')
+UNION ALL SELECT 'asynchronous', count(*)::text FROM pg_stat_replication r WHERE r.sync_state = 'async' AND r.state IN ('catchup', 'streaming')
+  AND NOT EXISTS (SELECT 1 FROM pg_replication_slots s WHERE s.active_pid = r.pid AND s.slot_type = 'logical')
 UNION ALL SELECT 'sees_others', pg_has_role('pg_read_all_stats', 'USAGE')::text
 
 -- name: holders

@@ -32,6 +32,9 @@ Answer = TypeVar("Answer")
 
 REPEATS = 20
 LONGEST_PAUSE = 50 * MILLISECOND
+FROZEN = 10 * SECOND
+"""The engine's own transactions have nothing to wait for: a program that says nothing in one for so long is stopped, and must not keep others from leading."""
+REPLICATES = "current_setting('synchronous_standby_names') <> ''"
 
 
 class Pool:
@@ -41,6 +44,7 @@ class Pool:
         self.target = target
         self.pooled = False
         self.in_recovery = False
+        self.replicates = False
         self.server_version: tuple[int, int] = (0, 0)
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
@@ -94,10 +98,10 @@ class Pool:
         if encoding != "UTF8":
             hint = "make a database that holds all texts: createdb --encoding UTF8 --template template0"
             raise WrongStore(f"the database {self.target} has the encoding {encoding}", code="not_utf8", field="url", hint=hint)
-        row = await connection.fetchrow("SELECT pg_backend_pid(), pg_is_in_recovery(), current_setting('synchronous_standby_names')")
+        row = await connection.fetchrow(f"SELECT pg_backend_pid(), pg_is_in_recovery(), {REPLICATES}")
         assert row is not None
-        pid, self.in_recovery, standbys = row
-        if self.target.durability is Durability.REPLICATED and not standbys:
+        pid, self.in_recovery, self.replicates = row
+        if self.target.durability is Durability.REPLICATED and not self.replicates:
             hint = "set synchronous_standby_names there, or ask for durability fsync"
             raise WrongStore(f"{self.target} has no synchronous standby", code="not_replicated", field="durability", hint=hint)
         if pid != connection.get_server_pid() and not self.pooled:
@@ -192,6 +196,8 @@ class Pool:
         those of a user's statements are the user's."""
         async with self._begun(durability) as (connection, transaction):
             try:
+                if own:
+                    await connection.execute(f"SET LOCAL idle_in_transaction_session_timeout TO {FROZEN // MILLISECOND}")
                 yield connection
             except FAILURES as error:
                 if own or breaks(error):
@@ -294,13 +300,23 @@ class Pool:
         repeat = 0
         while True:
             try:
-                return await self.connect()
+                return await self._looked_behind(await self.connect())
             except FAILURES as error:
                 found = translate(error, self.target)
                 if not self._opened or not isinstance(found, StoreError) or _moment() > deadline:
                     raise found from None
             repeat += 1
             await _pause(repeat)
+
+    async def _looked_behind(self, connection: Connection) -> Connection:
+        """Another server than before may have answered, that has no standby: what is written there is not replicated."""
+        if self.target.durability is Durability.REPLICATED:
+            try:
+                self.replicates = await connection.fetchval(f"SELECT {REPLICATES}")
+            except BaseException:
+                connection.terminate()
+                raise
+        return connection
 
     async def _given(self, deadline: float) -> Connection | None:
         """What somebody gives back; None: look again."""

@@ -19,13 +19,19 @@ class Store:
     def __init__(self, pool: Pool, schema: str, *, clock: Clock | None, durability: Durability, lease: int, term: int) -> None:
         self.pool = pool
         self.schema = schema
-        self.durability = durability
+        self._durability = durability
         self.lease = lease
         self.term = term
         self._clock = None if isinstance(clock, SystemClock) else clock
         self.generation = -1
         self.settings = Settings(())
         self._files: dict[str, Queries] = {}
+
+    @property
+    def durability(self) -> Durability:
+        """How far a write has come when it is acknowledged: less far than asked for, where a server without a standby has taken over."""
+        lacks = self._durability is Durability.REPLICATED and not self.pool.replicates
+        return Durability.FSYNC if lacks else self._durability
 
     def load(self, file: str) -> Queries:
         """The statements of a file, with this schema's name in them; read once."""

@@ -30,6 +30,7 @@ ROUNDS = 20
 
 IDS = re.compile(f"({UUID.pattern} )*")
 STALE = "the lease is no longer current; nothing was written"
+_PLAIN = frozenset((None, b"null"))
 MESSAGES = {"stale_lease": STALE, "not_found": "there is no such task"}
 
 
@@ -71,7 +72,7 @@ class _Step:
 
     def sorted_out(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """Without those that cannot be asked for at all."""
-        if IDS.fullmatch("".join([f"{outcome.task} " for outcome in outcomes])) and not any(outcome.tasks or outcome.result for outcome in outcomes):
+        if IDS.fullmatch("".join([f"{outcome.task} " for outcome in outcomes])) and not any(outcome.tasks or outcome.result not in _PLAIN for outcome in outcomes):
             return outcomes
         bad = {id(outcome): refused for outcome in outcomes if (refused := _unaskable(outcome)) is not None}
         self.refused += bad.values()
@@ -155,15 +156,22 @@ def _arguments(outcomes: Sequence[Outcome], settings: Settings) -> tuple[Any, ..
         is_plain = outcome.ending is Ending.COMPLETED and not outcome.then and outcome.worker == worker and outcome.error is None
         (plain if is_plain else rest).append(outcome)
     plain.sort(key=attrgetter("task", "token"))
-    results = [None if outcome.result is None else outcome.result.decode() for outcome in plain]
     return (
         worker,
-        [outcome.task for outcome in plain],
-        [outcome.token for outcome in plain],
-        [outcome.started_after for outcome in plain],
-        results if any(result is not None for result in results) else None,
+        f"{{{','.join([outcome.task for outcome in plain])}}}",  # arrays as texts: element by element they cost more than all the rest of a finish
+        f"{{{','.join([str(outcome.token) for outcome in plain])}}}",
+        f"{{{','.join(['NULL' if outcome.started_after is None else str(outcome.started_after) for outcome in plain])}}}",
+        _results([outcome.result for outcome in plain]),
         msgspec.json.encode([_encoded(outcome, settings) for outcome in rest]).decode() if rest else None,
     )
+
+
+def _results(results: Sequence[bytes | None]) -> list[str | None] | None:
+    """One for each; one for all where they are the same, as those of handlers without a result are."""
+    first = results[0] if results else None
+    if results.count(first) == len(results):
+        return None if first is None else [first.decode()]
+    return [None if result is None else result.decode() for result in results]
 
 
 def _encoded(outcome: Outcome, settings: Settings) -> dict[str, Any]:

@@ -14,12 +14,13 @@ CREATE TYPE outcome AS (
 -- How one outcome went: refused with a code, or come to another state than asked for. Both NULL: as asked for.
 CREATE TYPE ending AS (task text, token bigint, code text, message text, state smallint);
 
--- Completed, whole batches at a time. Answers how many of them ended now, and whether edges fall with them;
+-- Completed, whole batches at a time; a single result is that of all. Answers how many of them ended now, and whether edges fall with them;
 -- those that did not end are judged by refuse_completed.
 CREATE FUNCTION complete(p_worker text, p_ids uuid[], p_tokens bigint[], p_started bigint[], p_results text[], now bigint, OUT done integer, OUT falls boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
   s store;
+  one text := CASE WHEN cardinality(p_results) = 1 THEN p_results[1] END;
   kept boolean;
   bits integer;
   lanes bigint[];
@@ -32,14 +33,14 @@ BEGIN
   kept := s.listen_until > now OR 'ended' = ANY (s.outbox_kinds);
   WITH gone AS (
     DELETE FROM task t USING unnest(p_ids, p_tokens, p_started, p_results) u(id, token, started, result)
-    WHERE t.id = u.id AND t.token = u.token AND t.worker = p_worker AND t.state + 0 = 3
+    WHERE t.id = ANY (ARRAY[u.id]) AND t.token = u.token AND t.worker = p_worker AND t.state + 0 = 3
     RETURNING t.id, t.seq, t.lane, t.flags, t.version, t.executions, t.failures, t.crashes, t.open_edges, t.token, t.claimed_at, t.must_end, t.phase, t.progress,
       t.opened, u.started, u.result
   ), put AS (
     INSERT INTO ended (id, seq, state, flags, version, executions, failures, crashes, open_edges, finished_at, token, worker, claimed_at, started_at,
       must_end, phase, progress, opened, result)
     SELECT id, seq, 5, flags & ~(2 | 64 | 128), version + 1, executions, failures, crashes, open_edges, now, token, p_worker, claimed_at, claimed_at + started,
-      must_end, phase, progress, opened, result::json
+      must_end, phase, progress, opened, coalesce(result, one)::json
     FROM gone
   )
   SELECT count(*), coalesce(bit_or(flags), 0), array_agg(lane) FILTER (WHERE lane > 0), array_agg(seq) FILTER (WHERE lane > 0),
@@ -48,7 +49,7 @@ BEGIN
   IF lanes IS NOT NULL THEN
     INSERT INTO stir (lane, freed, look) SELECT u.lane, count(*), bool_or(u.flags & 1 <> 0) FROM unnest(lanes, marks) u(lane, flags) GROUP BY u.lane;
     IF bits & 1 <> 0 THEN
-      DELETE FROM ordered o USING unnest(lanes, seqs, marks) u(lane, seq, flags) WHERE u.flags & 1 <> 0 AND o.lane = u.lane AND o.seq = u.seq;
+      DELETE FROM ordered o USING unnest(lanes, seqs, marks) u(lane, seq, flags) WHERE u.flags & 1 <> 0 AND o.lane = ANY (ARRAY[u.lane]) AND o.seq = u.seq;
     END IF;
   END IF;
   IF waited IS NOT NULL THEN
@@ -107,8 +108,9 @@ EXCEPTION WHEN data_exception THEN
     bad := p_tokens;
     RETURN;
   END IF;
-  a := complete_with_results(p_worker, p_ids[:half], p_tokens[:half], p_started[:half], p_results[:half], now);
-  b := complete_with_results(p_worker, p_ids[half + 1:], p_tokens[half + 1:], p_started[half + 1:], p_results[half + 1:], now);
+  a := complete_with_results(p_worker, p_ids[:half], p_tokens[:half], p_started[:half], CASE WHEN cardinality(p_results) = 1 THEN p_results ELSE p_results[:half] END, now);
+  b := complete_with_results(p_worker, p_ids[half + 1:], p_tokens[half + 1:], p_started[half + 1:],
+    CASE WHEN cardinality(p_results) = 1 THEN p_results ELSE p_results[half + 1:] END, now);
   done := a.done + b.done;
   falls := a.falls OR b.falls;
   bad := a.bad || b.bad;
@@ -242,7 +244,7 @@ BEGIN
     RETURN judge_stale(o);
   END IF;
   IF o.ending = 'waiting' THEN
-    SELECT u.id INTO unknown FROM unnest(o.tasks) u(id) WHERE NOT EXISTS (SELECT 1 FROM body b WHERE b.id = u.id) LIMIT 1;
+    SELECT u.id INTO unknown FROM unnest(o.tasks) u(id) WHERE NOT EXISTS (SELECT 1 FROM body b WHERE b.id = ANY (ARRAY[u.id])) LIMIT 1;
     IF FOUND THEN
       RETURN (o.task::text, o.token, 'unknown_edge', unknown::text, NULL)::ending;
     END IF;
@@ -300,7 +302,7 @@ BEGIN
     rest := ARRAY(
       SELECT json_populate_record(NULL::outcome, x.value) FROM json_array_elements(p_rest) WITH ORDINALITY x(value, place) ORDER BY (x.value ->> 'task')::uuid, x.place);
     PERFORM 1 FROM task t WHERE t.id = ANY (p_ids || ARRAY(SELECT r.task FROM unnest(rest) r)) AND t.state + 0 = 3
-      AND t.token = ANY (p_tokens || ARRAY(SELECT r.token FROM unnest(rest) r)) ORDER BY t.id FOR UPDATE;
+      AND t.token = ANY (p_tokens || ARRAY(SELECT r.token FROM unnest(rest) r)) ORDER BY uuid_send(t.id) FOR UPDATE;
   END IF;
   now := moment(p_now);
   IF p_ids <> '{}' THEN
@@ -337,7 +339,7 @@ DECLARE
   t task;
   u record;
 BEGIN
-  PERFORM 1 FROM task WHERE id = ANY (p_ids) AND state + 0 = 3 AND token = ANY (p_tokens) ORDER BY id FOR UPDATE;
+  PERFORM 1 FROM task WHERE id = ANY (p_ids) AND state + 0 = 3 AND token = ANY (p_tokens) ORDER BY uuid_send(id) FOR UPDATE;
   now := moment(p_now);
   FOR u IN
     SELECT * FROM unnest(p_ids, p_tokens, p_workers, p_names, p_values, p_progress, p_unwind, p_phases) x(id, token, worker, name, value, progress, unwind, phase)

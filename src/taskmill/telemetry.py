@@ -94,6 +94,7 @@ METRICS = (
     Metric("taskqueue_schedules_fired_total", "counter", ("schedule",), "Tasks that this process made for a schedule"),
     Metric("taskqueue_outbox_lag_seconds", "gauge", ("kind",), "Age of the oldest entry of the outbox not yet delivered, while this process leads there"),
     Metric("taskqueue_leader", "gauge", ("role",), "Whether this process leads: schedules, pruning, outbox"),
+    Metric("taskqueue_leader_age_seconds", "gauge", ("role",), "How long this process has led in its present term; absent where it does not lead"),
     Metric("taskqueue_engine_call_duration_seconds", "histogram", ("engine", "verb"), "How long a call of the store took; `wait`: with the waiting asked for"),
     Metric("taskqueue_engine_errors_total", "counter", ("engine", "verb", "code"), "Calls of the store that ended in an error, by its code"),
     Metric("taskqueue_build_info", "gauge", ("version", "python", "engine"), "Always 1; the labels say what runs"),
@@ -169,6 +170,13 @@ class Read(Struct, frozen=True):
     at: int
 
 
+class Leading(Struct, frozen=True):
+    """A term of this process's own, and since when it has had it."""
+
+    number: int
+    since: int
+
+
 Sample = tuple[str, tuple[str, ...], float]
 
 
@@ -197,7 +205,8 @@ class Metrics:
         self._counters: dict[str, dict[tuple[str, ...], int]] = {metric.name: {} if metric.labels else {(): 0} for metric in counters}
         self._durations: dict[tuple[str, ...], Histogram] = {}
         self._calls: dict[tuple[str, ...], Histogram] = {}
-        self._led: dict[str, int | None] = {}
+        self._led: dict[str, tuple[int, Leading | None]] = {}
+        """By role: when this was heard, and of which term."""
         self._lags: dict[str, int] = {}
         self._engine: Engine | None = None
         self._read: Read | None = None
@@ -244,8 +253,12 @@ class Metrics:
         if made:
             self.count("taskqueue_schedules_fired_total", (self._schedules(schedule),), made)
 
-    def leads(self, role: str, *, leading: bool) -> None:
-        self._led[role] = self._clock.monotonic() if leading else None
+    def leads(self, role: str, term: Term | None) -> None:
+        """What the store last said of this process in this role."""
+        now = self._clock.monotonic()
+        before = self._led.get(role, (now, None))[1]
+        same = before is not None and term is not None and before.number == term.number
+        self._led[role] = (now, before if same else None if term is None else Leading(term.number, now))
 
     def outbox(self, kind: str, entries: Sequence[Entry]) -> None:
         self._lags[self._kinds(kind)] = max(0, self._clock.now() - entries[0].at) if entries else 0
@@ -310,9 +323,11 @@ class Metrics:
         engine = "" if self._engine is None else self._engine.features.name
         yield "taskqueue_build_info", (__version__, platform.python_version(), engine), 1
         now = self._clock.monotonic()
-        for role, since in self._led.items():
-            leading = since is not None and now - since < self.term
+        for role, (heard, term) in self._led.items():
+            leading = term is not None and now - heard < self.term
             yield "taskqueue_leader", (role,), leading
+            if term is not None and leading:
+                yield "taskqueue_leader_age_seconds", (role,), (now - term.since) / SECOND
             if role == "outbox" and leading:
                 for kind, lag in self._lags.items():
                     yield "taskqueue_outbox_lag_seconds", (kind,), lag / SECOND
@@ -400,11 +415,11 @@ class _Watched:
 
     async def lead(self, role: str, holder: str) -> Term | None:
         term = await self._engine.lead(role, holder)
-        self._metrics.leads(role, leading=term is not None)
+        self._metrics.leads(role, term)
         return term
 
     async def resign(self, term: Term) -> None:
-        self._metrics.leads(term.role, leading=False)
+        self._metrics.leads(term.role, None)
         await self._engine.resign(term)
 
     async def fire(self, schedule: str, version: int, tasks: Sequence[NewTask], next_at: int | None, term: Term) -> Fired:
@@ -426,5 +441,5 @@ def _under(term: Term, metrics: Metrics) -> Iterator[None]:
     try:
         yield
     except StaleTerm:
-        metrics.leads(term.role, leading=False)
+        metrics.leads(term.role, None)
         raise

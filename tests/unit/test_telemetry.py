@@ -159,6 +159,19 @@ async def test_leading_is_told_for_as_long_as_it_is_renewed(engine: Engine, metr
     assert (await scraped(metrics))("taskqueue_leader", role="schedules") == 0
 
 
+async def test_the_age_of_a_leader_counts_from_its_term(engine: Engine, metrics: Metrics, clock: ManualClock) -> None:
+    term = await engine.lead("schedules", "me")
+    assert term is not None
+    for _ in range(3):
+        clock.advance("2s")
+        assert await engine.lead("schedules", "me") == term
+    assert (await scraped(metrics))("taskqueue_leader_age_seconds", role="schedules") == 6
+    await engine.resign(term)
+    assert not (await scraped(metrics)).named("taskqueue_leader_age_seconds")
+    await engine.lead("schedules", "me")
+    assert (await scraped(metrics))("taskqueue_leader_age_seconds", role="schedules") == 0
+
+
 async def test_who_resigns_leads_no_more(engine: Engine, metrics: Metrics) -> None:
     term = await engine.lead("pruning", "me")
     assert term is not None

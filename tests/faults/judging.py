@@ -17,14 +17,22 @@ def submitted(history: list[Event]) -> set[str]:
     return {event.task for event in history if isinstance(event, events.Submit)}
 
 
-async def judge(store: Path, history: Path, bounds: Bounds, *, all_ended: bool = True) -> tuple[list[Event], dict[str, Read]]:
+async def judge(store: Path | str, history: Path, bounds: Bounds, *, all_ended: bool = True) -> tuple[list[Event], dict[str, Read]]:
     """Nothing that was promised is broken, the store agrees with itself, and all that was accepted has ended."""
     async with client_of(store, history) as client:
         reads = await client.read_all(submitted(load(history)))
     recorded = load(history)
     assert check(recorded, bounds) == []
-    assert broken_at(store) == []
+    assert await _broken(store) == []
     if all_ended:
         alive = {task: read.state for task, read in reads.items() if read.state not in TERMINAL | {"expired", "missing"}}
         assert alive == {}
     return recorded, reads
+
+
+async def _broken(store: Path | str) -> list[str]:
+    if isinstance(store, Path):
+        return broken_at(store)
+    from tests.faults.invariants_postgres import broken_in
+
+    return await broken_in(store)

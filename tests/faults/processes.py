@@ -63,7 +63,7 @@ class Program:
 
 
 @contextlib.asynccontextmanager
-async def started(what: str, store: Path, history: Path, *options: object, module: str = "tests.faults.program") -> AsyncIterator[Program]:
+async def started(what: str, store: Path | str, history: Path, *options: object, module: str = "tests.faults.program") -> AsyncIterator[Program]:
     """A program that does not outlive the test."""
     command = [sys.executable, "-m", module, what, str(store), str(history), *map(str, options)]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=PIPE, stdout=PIPE, stderr=PIPE)

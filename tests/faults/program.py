@@ -26,6 +26,13 @@ from tests.faults.recorded import Recorded, until_answered
 from tests.faults.workload import Worker, batch, client_of
 from tests.history import Recorder, events
 
+SLOTS = 6
+
+
+def store_of(text: str) -> Path | str:
+    """A file of SQLite, or the URL of another store."""
+    return text if "://" in text else Path(text)
+
 
 def say(*words: object) -> None:
     print(*words, flush=True)
@@ -49,7 +56,8 @@ class Ended:
 
 
 async def work(options: argparse.Namespace) -> None:
-    """Submit so many batches and work; go on until stdin ends (if asked to wait for it) and nothing lives."""
+    """Submit so many batches (-1: one whenever there is too little to do, until stdin ends) and work; go on until stdin ends (if asked to wait for it) and
+    nothing lives."""
     random = Random(options.seed)
     async with client_of(options.store, options.history, lease=options.lease, lose=options.lose, seed=options.seed) as client:
         worker = Worker(client, options.lease)
@@ -60,15 +68,16 @@ async def work(options: argparse.Namespace) -> None:
         beats = asyncio.create_task(worker.beat_on())
         if not options.wait:
             ended.event.set()
-        left = options.batches
-        while left or not ended.event.is_set():
-            if left:
-                left -= 1
+        left, taken = options.batches, 0
+        while left > 0 or not ended.event.is_set():
+            if left > 0 or (left < 0 and taken < SLOTS):
+                left -= left > 0
                 await until_answered(partial(client.submit, batch(random)))
-            if not await worker.turn() and not left:
+            taken = await worker.turn(SLOTS)
+            if not taken and not left:
                 await asyncio.sleep(0.01)
         await worker.drain()
-        beats.cancel()
+        await worker.end_beats(beats)
         watch.cancel()
         await until_answered(lambda: client.leave(worker.name))
         say("done")
@@ -116,7 +125,7 @@ async def _beat(worker: Worker, over: asyncio.Event) -> None:
 
 async def _recover(worker: Worker, over: asyncio.Event) -> None:
     while not over.is_set():
-        await worker.client.recover_lost()
+        await until_answered(worker.client.recover_lost)
         await asyncio.sleep(worker.lease / 8 / SECOND)
 
 
@@ -235,7 +244,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     programs = {"work": work, "sit": sit, "lead": lead, "killed-at-statements": killed_at_statements, "killed-at-random": killed_at_random}
     parser.add_argument("what", choices=programs)
-    parser.add_argument("store", type=Path)
+    parser.add_argument("store", type=store_of)
     parser.add_argument("history", type=Path)
     parser.add_argument("--lease", type=int, default=4 * SECOND)
     parser.add_argument("--batches", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Real `taskmill worker` programs on a real file, tasks that flow while they are killed, and the verdict in the end."""
+"""Real `taskmill worker` programs on a real store, tasks that flow while they are killed, and the verdict in the end."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import msgspec
 from taskmill import codec
 from taskmill.clock import SECOND, Clock
 from taskmill.engine import Engine
+from taskmill.engines import create
 from taskmill.engines.sqlite.engine import SQLiteEngine
 from taskmill.task import Attempt, NewTask
 from tests.faults import stepped
@@ -28,7 +29,7 @@ from tests.faults.effects import PATIENCE, Effects, Line, until
 from tests.faults.judging import judge
 from tests.faults.observed import FOLDER
 from tests.faults.processes import ROOT
-from tests.faults.recorded import Recorded
+from tests.faults.recorded import Recorded, until_answered
 from tests.history import Bounds, Recorder, events
 from tests.history.events import Event
 
@@ -113,9 +114,9 @@ class Worker:
 class Place:
     """A store, the history of all who use it, and what handlers wrote."""
 
-    def __init__(self, folder: Path, client: Recorded, env: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, store: Path | str, client: Recorded, env: Mapping[str, str]) -> None:
         self.folder = folder
-        self.store = folder / "store.db"
+        self.store = store
         self.history = folder / "history"
         self.client = client
         self.engine: Engine = client.engine
@@ -143,8 +144,9 @@ class Place:
         return Gate(self.folder / name)
 
     async def submit(self, *tasks: NewTask) -> list[str]:
-        answers = await self.client.submit(tasks)
-        assert {answer.status.value for answer in answers} == {"created"}
+        """Each by its own id, also where the store was asked again."""
+        answers = await until_answered(lambda: self.client.submit(tasks))
+        assert [answer.id for answer in answers] == [task.id for task in tasks]
         return [answer.id for answer in answers]
 
     async def all_ended(self, tasks: Iterable[str]) -> None:
@@ -166,15 +168,16 @@ class Place:
 
 
 @contextlib.asynccontextmanager
-async def place_at(folder: Path, env: Mapping[str, str] = BRISK, clock: Clock | None = None) -> AsyncIterator[Place]:
-    engine = SQLiteEngine(folder / "store.db", clock=clock)
+async def place_at(folder: Path, env: Mapping[str, str] = BRISK, clock: Clock | None = None, url: str | None = None) -> AsyncIterator[Place]:
+    """In a file of SQLite in this folder, unless a URL names another store."""
+    engine = cast("Engine", SQLiteEngine(folder / "store.db", clock=clock)) if url is None else create(url, clock=clock)
     await engine.open()
-    settings = {**env, FOLDER: str(folder), "TASKMILL_URL": f"sqlite:///{folder / 'store.db'}"}
+    settings = {**env, FOLDER: str(folder), "TASKMILL_URL": url or f"sqlite:///{folder / 'store.db'}"}
     if clock is not None:
         settings[stepped.OFFSET] = str(folder / "clock")
     try:
         with Recorder(folder / "history") as recorder:
-            yield Place(folder, Recorded(cast("Engine", engine), recorder), settings)
+            yield Place(folder, url or folder / "store.db", Recorded(engine, recorder), settings)
     finally:
         await engine.close()
 
@@ -235,7 +238,7 @@ class Verdict(msgspec.Struct):
 async def verdict(place: Place, bounds: Bounds = BOUNDS, *, dead: Collection[str] = ()) -> Verdict:
     """No promise is broken; every task that was accepted has completed, once, and did what it was for at least once. `dead`: but for these."""
     history, reads = await judge(place.store, place.history, bounds)
-    accepted = [event.id or event.task for event in history if isinstance(event, events.Submit) and event.answer == "created"]
+    accepted = [event.id or event.task for event in history if isinstance(event, events.Submit) and event.answer in ("created", "duplicate")]
     assert {task: reads[task].state for task in accepted if reads[task].state != "completed"} == dict.fromkeys(dead, "dead")
     attempts = {task: await place.attempts(task) for task in accepted}
     said = {(line.what, line.task, line.token) for line in place.effects.lines()}

@@ -21,6 +21,7 @@ import msgspec
 from taskmill import codec
 from taskmill.clock import MILLISECOND, SECOND
 from taskmill.engine import Checkpoint, Claimed, Ending, Engine, Filter, Joining, Outcome, Room
+from taskmill.engines import create
 from taskmill.engines.sqlite.engine import SQLiteEngine
 from taskmill.errors import Conflict
 from taskmill.task import LIVE, Edge, ErrorInfo, NewTask, OnFailure, TypeSettings, Unique
@@ -45,16 +46,22 @@ SOON = 5 * MILLISECOND
 
 @contextlib.asynccontextmanager
 async def client_of(
-    store: Path, history: Path, *, lease: int = 4 * SECOND, term: int = 4 * SECOND, lose: float = 0.0, seed: int = 0, vfs: str | None = None
+    store: Path | str, history: Path, *, lease: int = 4 * SECOND, term: int = 4 * SECOND, lose: float = 0.0, seed: int = 0, vfs: str | None = None
 ) -> AsyncIterator[Recorded]:
-    """An engine on the store, opened, with all its calls written down. `lose`: the part of all answers that gets lost."""
-    engine = SQLiteEngine(store, lease=lease, term=term, vfs=vfs)
+    """An engine on the store (a file of SQLite, or a URL), opened, with all its calls written down. `lose`: the part of all answers that gets lost."""
+    engine = _engine(store, lease, term, vfs)
     await engine.open()
     try:
         with Recorder(history) as recorder:
-            yield Recorded(LosingAnswers(cast("Engine", engine), lose, Random(seed)) if lose else cast("Engine", engine), recorder)
+            yield Recorded(LosingAnswers(engine, lose, Random(seed)) if lose else engine, recorder)
     finally:
         await engine.close()
+
+
+def _engine(store: Path | str, lease: int, term: int, vfs: str | None) -> Engine:
+    if isinstance(store, Path):
+        return cast("Engine", SQLiteEngine(store, lease=lease, term=term, vfs=vfs))
+    return create(store, lease=lease, term=term)
 
 
 async def prepare(client: Recorded) -> None:
@@ -128,6 +135,11 @@ class Worker:
         while True:
             await asyncio.sleep(self.lease / 4 / SECOND)
             await self.beat()
+
+    async def end_beats(self, beats: asyncio.Task[None]) -> None:
+        """Between two of them: one that is cut off would look as if its answer had been lost."""
+        async with self._beating:
+            beats.cancel()
 
     async def turn(self, slots: int = 6) -> int:
         """One claim with all that follows from it; how many tasks it brought. A claim never lies further than a quarter lease behind a beat."""

@@ -237,8 +237,9 @@ BEGIN
     SELECT l.id INTO found_id FROM share s JOIN lane l ON l.queue = s.queue AND l.share = s.id
     WHERE s.queue = queue_number AND s.name = share_name AND l.limits = limit_names AND l.order_key = key AND l.type = type_name FOR KEY SHARE OF l;
     EXIT WHEN FOUND;
+    -- `|| '{}'`: the array as a row keeps it. As a variable has it, its first update would look as if it changed the key, and wait for all who hold the lane.
     INSERT INTO lane (queue, share, limits, counters, order_key, type, needs)
-    VALUES (queue_number, share_id(queue_number, share_name), limit_names,
+    VALUES (queue_number, share_id(queue_number, share_name), limit_names || '{}'::text[],
       ARRAY(SELECT counter_id(name) FROM unnest(limit_names) WITH ORDINALITY u(name, place) ORDER BY place), key, type_name, type_name)
     ON CONFLICT DO NOTHING;
   END LOOP;

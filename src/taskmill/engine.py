@@ -98,6 +98,8 @@ class Features(Struct, frozen=True, kw_only=True):
     token_never_repeats: bool = True
     filters_by_index: bool = True
     survives_store_loss: bool = False
+    inbox: bool = False
+    """Whether a user's transaction can ask if a message comes for the first time."""
     max_batch: int = 10_000
 
 

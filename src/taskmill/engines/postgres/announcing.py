@@ -23,12 +23,12 @@ class Announcer:
         self._owes = False
         self._telling: asyncio.Task[None] | None = None
 
-    def tell_from_anywhere(self, queues: Iterable[str]) -> None:
+    def tell_from_anywhere(self, queues: Iterable[str], *, owes: bool = False) -> None:
         """From whichever thread; a loop that has ended tells nobody."""
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.tell, frozenset(queues))
+            self._loop.call_soon_threadsafe(self.tell, frozenset(queues), owes)
 
-    def tell(self, queues: Iterable[str], *, owes: bool = False) -> None:
+    def tell(self, queues: Iterable[str], owes: bool) -> None:
         self._queues |= set(queues)
         self._owes |= owes
         if self._telling is None and (self._queues or self._owes):

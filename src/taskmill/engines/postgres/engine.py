@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -63,6 +64,8 @@ from taskmill.task import Attempt, EdgeResult, Gone, NewTask, State, Task, check
 __all__ = ["PostgresEngine"]
 
 COUNTS_AGE = 5 * SECOND
+SPARE = 2
+"""Connections of the pool that users' transactions never take: claims, beats and ends go on."""
 
 _inside: contextvars.ContextVar[Tx | None] = contextvars.ContextVar("taskmill_postgres_transaction", default=None)
 
@@ -70,7 +73,7 @@ _inside: contextvars.ContextVar[Tx | None] = contextvars.ContextVar("taskmill_po
 class PostgresEngine:
     """A store in one schema of a database."""
 
-    features = Features(name="postgres", user_transactions=True)
+    features = Features(name="postgres", user_transactions=True, inbox=True)
 
     def __init__(self, target: targets.Target, *, clock: Clock | None = None, lease: int = 4 * SECOND, term: int = 4 * SECOND) -> None:
         self.target = target
@@ -83,6 +86,7 @@ class PostgresEngine:
         self._bodies = Horizon(self._store, "body", "seq")
         self._together = submit.Together(self._store)
         self._transactions: set[Tx] = set()
+        self._users = asyncio.Semaphore(max(1, target.pool - SPARE))
         self._counting = asyncio.Lock()
         self._counts: tuple[int, tuple[Count, ...]] | None = None
         self._open = False
@@ -113,7 +117,7 @@ class PostgresEngine:
     async def _find_home(self) -> Home:
         row = await self._pool.fetchrow(self._store.load("transaction.sql").place)
         assert row is not None
-        return Home(asyncio.get_running_loop(), row["database"], row["created_at"], WeakSet())
+        return Home(asyncio.get_running_loop(), threading.get_ident(), row["database"], row["created_at"], WeakSet())
 
     async def _check_schema(self) -> None:
         async with self._pool.transaction() as connection:
@@ -187,7 +191,8 @@ class PostgresEngine:
     async def _transaction(self) -> AsyncIterator[Tx]:
         """A connection that breaks while it commits is told as AnswerLost: whether it did, the ids of what was submitted say."""
         self._outside()
-        async with self._pool.transaction(own=False) as connection:
+        self._home.check_here()
+        async with self._for_users(), self._pool.transaction(own=False) as connection:
             tx = Tx(self, connection)
             self._transactions.add(tx)
             token = _inside.set(tx)
@@ -198,7 +203,21 @@ class PostgresEngine:
                 tx.open = False
                 self._transactions.discard(tx)
                 _inside.reset(token)
-        self._announcer.tell(tx.queues, owes=tx.owes)
+        self._announcer.tell(tx.queues, tx.owes)
+
+    @contextlib.asynccontextmanager
+    async def _for_users(self) -> AsyncIterator[None]:
+        """Those who begin a transaction wait for each other, first come, first served, before they wait with the steps for a connection."""
+        try:
+            async with asyncio.timeout(self.target.patience / SECOND):
+                await self._users.acquire()
+        except TimeoutError:
+            hint = "raise ?pool= in the URL, or make the transactions shorter; nothing was written, ask again"
+            raise StoreError("other transactions of this process hold its connections all this time", code="pool_busy", hint=hint) from None
+        try:
+            yield
+        finally:
+            self._users.release()
 
     def _leave(self, tx: Tx) -> None:
         if tx.abandoned:
@@ -214,17 +233,21 @@ class PostgresEngine:
         if tx.engine is not self:
             raise WrongStore("this transaction is of another engine", code="foreign_connection", field="tx", hint="use `async with app.transaction() as tx`")
         tx.check()
+        self._home.check_here()
         return Inside(self._store, self._home, tx.connection)
 
     def _announce(self, tx: object, within: Inside, tasks: Sequence[NewTask]) -> None:
         """Those who wait for work are told after the commit, where there is somebody who says that it has come."""
         types = within.store.settings.types
         queues = {new.queue or types[new.type].queue for new in tasks if new.queue or new.type in types}
+        self._tell_after(tx, within, queues, owes=any(new.edges or new.parent for new in tasks))
+
+    def _tell_after(self, tx: object, within: Inside, queues: set[str], *, owes: bool) -> None:
         if isinstance(tx, Tx):
             tx.queues |= queues
-            tx.owes |= any(new.edges or new.parent for new in tasks)
+            tx.owes |= owes
         elif isinstance(within, Foreign):
-            within.driver.after_commit(partial(self._announcer.tell_from_anywhere, queues))
+            within.driver.after_commit(partial(self._announcer.tell_from_anywhere, queues, owes=owes))
 
     async def inbox(self, tx: Transaction, source: str, message_id: str) -> bool:
         """Whether this message comes for the first time: of all transactions that ask so, one that commits is told yes."""
@@ -271,10 +294,9 @@ class PostgresEngine:
             return await finish.finish(self._outside(), outcomes)
         within = await self._within(tx)
         finished = await finish.finish(within.store, outcomes, db=within)
-        if isinstance(tx, Tx):
-            tx.owes = True
         if finished.refused:
-            raise StaleLease(finished.refused[0].message, hint="the transaction is rolled back with it")
+            raise StaleLease(finished.refused[0].message, hint="roll the transaction back")
+        self._tell_after(tx, within, set(), owes=True)
         return finished
 
     async def checkpoint(self, entries: Sequence[Checkpoint]) -> tuple[Refusal, ...]:

@@ -25,7 +25,7 @@ from taskmill.engines.postgres.drivers import Driver
 from taskmill.engines.postgres.errors import translate
 from taskmill.engines.postgres.store import Store
 from taskmill.engines.postgres.submit import as_document
-from taskmill.errors import Conflict, StoreError, TaskmillError, WrongStore
+from taskmill.errors import Conflict, InvalidInput, StoreError, TaskmillError, WrongStore
 
 if TYPE_CHECKING:
     from taskmill.engines.postgres.engine import PostgresEngine
@@ -92,11 +92,18 @@ class Home(NamedTuple):
     """Where an engine's store is, as it was found when the engine was opened."""
 
     loop: asyncio.AbstractEventLoop
+    thread: int
     database: str
     made_at: int
     """By which a store of the same name in another place is told apart."""
     checked: WeakSet[Any]
     """Connections of users that lead here."""
+
+    def check_here(self) -> None:
+        """The engine's own connections live on its loop."""
+        if _running() is not self.loop:
+            hint = "use it where the app was opened, or pass a connection of your own; plain functions have `.sync.transaction()`"
+            raise InvalidInput("the transaction is on another event loop than this", code="other_loop", field="tx", hint=hint)
 
 
 class Row:
@@ -187,6 +194,9 @@ class Foreign(Inside):
 
     async def check(self) -> None:
         """In a transaction, and of this store?"""
+        if not self.driver.blocks and _running() is None:
+            hint = "await the verb in the loop of that connection, or pass a blocking one"
+            raise InvalidInput("the connection is one that is awaited, and there is no event loop here", code="no_loop", field="tx", hint=hint)
         own = await self.driver.begin()
         if own in self._home.checked:
             return
@@ -214,16 +224,22 @@ class Foreign(Inside):
     async def _made_beside(self, lines: str) -> bool:
         """On the engine's loop. Whoever blocks that very loop cannot wait for it."""
         loop = self._home.loop
-        if not loop.is_running() or (self.driver.blocks and _runs_here(loop)):
+        if not loop.is_running() or (self.driver.blocks and self._home.thread == threading.get_ident()):
             return False
         making = asyncio.run_coroutine_threadsafe(super()._made_beside(lines), loop)
-        if self.driver.blocks:
+        if not self.driver.blocks:
+            return await asyncio.wrap_future(making)
+        try:
             return making.result(2 * BESIDE)
-        return await asyncio.wrap_future(making)
+        except TimeoutError:  # whatever keeps that loop from turning
+            return False
 
 
-def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
-    return getattr(loop, "_thread_id", None) in (None, threading.get_ident())
+def _running() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _elsewhere(message: str) -> WrongStore:

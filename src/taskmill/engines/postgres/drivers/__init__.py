@@ -12,7 +12,7 @@ from typing import Protocol
 
 from taskmill.errors import Conflict, WrongStore
 
-__all__ = ["Driver", "driver_of", "foreign", "no_transaction"]
+__all__ = ["Driver", "driver_of", "failed", "foreign", "has_failed", "no_transaction"]
 
 _KNOWN = {"asyncpg": "of_asyncpg", "psycopg": "of_psycopg", "sqlalchemy": "of_sqlalchemy", "django": "of_django"}
 HINT = (
@@ -52,3 +52,13 @@ def foreign(tx: object, hint: str = HINT) -> WrongStore:
 
 def no_transaction(hint: str, why: str = "the connection is in no transaction") -> Conflict:
     return Conflict(why, code="no_transaction", field="tx", hint=hint)
+
+
+def failed() -> Conflict:
+    """A transaction in which a statement has failed: PostgreSQL does nothing more in it."""
+    return no_transaction("roll it back and begin anew", "a statement of the transaction has failed")
+
+
+def has_failed(error: BaseException | None) -> bool:
+    """Whether a driver's error, of psycopg 2 or 3 or asyncpg, says so: not all of them know before."""
+    return "25P02" in (getattr(error, "sqlstate", None), getattr(error, "pgcode", None))

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from taskmill.engines.postgres.drivers import Driver, foreign, no_transaction
+from taskmill.engines.postgres.drivers import Driver, failed, foreign, no_transaction
 
 __all__ = ["driver"]
 
@@ -33,7 +33,10 @@ class Asyncpg:
         return getattr(self._connection, "_con", self._connection)
 
     async def ask(self, statement: str, *arguments: str) -> str:
-        answer: str = await self._connection.fetchval(statement, *arguments)
+        try:
+            answer: str = await self._connection.fetchval(statement, *arguments)
+        except asyncpg.InFailedSQLTransactionError:
+            raise failed() from None
         return answer
 
     def after_commit(self, tell: Callable[[], None]) -> None:

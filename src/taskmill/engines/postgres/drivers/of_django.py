@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from taskmill.engines.postgres.drivers import Driver, foreign, no_transaction
+from django.db import DatabaseError
+
+from taskmill.engines.postgres.drivers import Driver, failed, foreign, has_failed, no_transaction
 
 __all__ = ["driver"]
 
@@ -34,16 +36,21 @@ class Django:
         if not connection.in_atomic_block and connection.get_autocommit():
             raise no_transaction("with transaction.atomic(): …", "the connection commits each statement by itself (autocommit)")
         if connection.needs_rollback:
-            raise no_transaction("leave the atomic block and begin anew", "a statement of the transaction has failed")
+            raise failed()
         connection.ensure_connection()
         own: object = connection.connection
         return own
 
     async def ask(self, statement: str, *arguments: str) -> str:
-        with self._connection.cursor() as cursor:
-            cursor.execute(_MARK.sub("%s::text", statement), arguments or None)
-            answer: str = cursor.fetchone()[0]
-            return answer
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(_MARK.sub("%s::text", statement), arguments or None)
+                answer: str = cursor.fetchone()[0]
+        except DatabaseError as error:
+            if has_failed(error.__cause__):
+                raise failed() from None
+            raise
+        return answer
 
     def after_commit(self, tell: Callable[[], None]) -> None:
         """Outside of an atomic block Django takes a hook for one to be called at once."""

@@ -10,7 +10,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from taskmill.engines.postgres.drivers import Driver, foreign, no_transaction
+from taskmill.engines.postgres.drivers import Driver, failed, foreign, no_transaction
 
 __all__ = ["driver"]
 
@@ -34,7 +34,7 @@ def _check(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -
     if connection.closed or status is TransactionStatus.UNKNOWN:
         raise no_transaction("pass one that is open", "the connection is closed")
     if status is TransactionStatus.INERROR:
-        raise no_transaction("roll it back and begin anew", "a statement of the transaction has failed")
+        raise failed()
     if status is TransactionStatus.IDLE and connection.autocommit:
         raise no_transaction("with connection.transaction(): …", "the connection commits each statement by itself (autocommit)")
     return connection

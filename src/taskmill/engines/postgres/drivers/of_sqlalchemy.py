@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, event, text
-from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
-from taskmill.engines.postgres.drivers import Driver, foreign, no_transaction
+from taskmill.engines.postgres.drivers import Driver, failed, foreign, has_failed, no_transaction
 
 __all__ = ["driver"]
 
@@ -44,24 +44,34 @@ def _connected(connection: Connection) -> object:
 
 def _asked(connection: Connection, statement: str, arguments: tuple[str, ...]) -> str:
     marked = text(_MARK.sub(r"CAST(:a\1 AS text)", statement))
-    answer: str = connection.execute(marked, {f"a{n}": argument for n, argument in enumerate(arguments, 1)}).scalar_one()
+    try:
+        answer: str = connection.execute(marked, {f"a{n}": argument for n, argument in enumerate(arguments, 1)}).scalar_one()
+    except DBAPIError as error:
+        if has_failed(error.orig):
+            raise failed() from None
+        raise
     return answer
 
 
 def _after_commit(session: Session, tell: Callable[[], None]) -> None:
-    """A transaction that was rolled back leaves its words to the next: a hint too many does no harm."""
+    """What was submitted in a savepoint that is rolled back is told with the rest: a hint too many does no harm."""
     if _PENDING not in session.info:
         session.info[_PENDING] = []
         event.listen(session, "after_commit", _committed)
+        event.listen(session, "after_rollback", _rolled_back)
     session.info[_PENDING].append(tell)
 
 
 def _committed(session: Session) -> None:
-    if session.in_nested_transaction():
-        return
-    pending, session.info[_PENDING] = session.info[_PENDING], []
-    for tell in pending:
-        tell()
+    if not session.in_nested_transaction():
+        pending, session.info[_PENDING] = session.info[_PENDING], []
+        for tell in pending:
+            tell()
+
+
+def _rolled_back(session: Session) -> None:
+    if not session.in_nested_transaction():
+        session.info[_PENDING] = []
 
 
 class Blocking:
@@ -79,6 +89,8 @@ class Blocking:
             return self._given.connection()
         except UnboundExecutionError:
             raise foreign(self._given, _BIND) from None
+        except PendingRollbackError:
+            raise failed() from None
 
     async def begin(self) -> object:
         return _connected(self._connection())
@@ -109,6 +121,8 @@ class Awaited:
             return await self._given.connection()
         except UnboundExecutionError:
             raise foreign(self._given, _BIND) from None
+        except PendingRollbackError:
+            raise failed() from None
 
     async def begin(self) -> object:
         return await (await self._connection()).run_sync(_connected)

@@ -30,17 +30,59 @@ BOUNDS = Bounds(lease=LEASE // 2, max_crashes=1_000)
 CLIENTS = 2
 TAIL = 40
 """More than the 32 numbers by which a sequence is ahead of itself on a standby."""
+WAITS = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+"""Somebody's commit waits for the standby."""
 
 
 async def findings(engine: Engine) -> dict[str, str]:
     return {finding.code: finding.level for finding in await engine.check()}
 
 
+class Client:
+    """One client with one worker's name, told what came of everything."""
+
+    def __init__(self, client: Recorded, name: str) -> None:
+        self.client = client
+        self.name = name
+        self.request = 0
+
+    async def join(self) -> None:
+        await self.client.join(Joining(worker=self.name, queues=("default",), types=TYPES, lease=LEASE))
+
+    async def submit(self, tasks: Sequence[NewTask]) -> tuple[Submitted, ...]:
+        return await until_answered(lambda: self.client.submit(tasks))
+
+    async def claim(self, n: int) -> tuple[Claimed, ...]:
+        self.request += 1
+        claim = await until_answered(lambda: self.client.claim(self.name, self.request, ("default",), Room(n)))
+        assert len(claim.tasks) == n
+        return claim.tasks
+
+    async def complete(self, tasks: Sequence[Claimed]) -> dict[str, set[str]]:
+        """The tasks by what was answered."""
+        outcomes = [Outcome(task=task.id, worker=task.worker, token=task.token, ending=Ending.COMPLETED, started_after=0) for task in tasks]
+        finished = await until_answered(lambda: self.client.finish(outcomes))
+        codes = {refusal.task: refusal.code for refusal in finished.refused}
+        answers: dict[str, set[str]] = {}
+        for task in tasks:
+            answers.setdefault(codes.get(task.id, "applied"), set()).add(task.id)
+        return answers
+
+
+def some(n: int, priority: Priority = Priority.NORMAL) -> list[NewTask]:
+    return [NewTask(type="plain", payload=b'{"do":"complete"}', priority=priority) for _ in range(n)]
+
+
+def ids(tasks: Sequence[NewTask] | Sequence[Claimed]) -> list[str]:
+    return [task.id for task in tasks]
+
+
 # Synchronous
 
 
-async def taken_over(tmp_path: Path, primary: Postgres, *, completions: int) -> None:
-    """Clients work before, meanwhile and after; everything that they were told holds."""
+async def taken_over(tmp_path: Path, primary: Postgres, *, completions: int, cut: bool) -> None:
+    """Clients work before, meanwhile and after; everything that they were told holds. `cut`: for a while nothing reaches the standby, and nobody may be told
+    anything that is not there."""
     history = tmp_path / "history"
     with with_store(primary).standby(synchronous=True) as standby:
         url = url_of_both(primary, standby)
@@ -53,6 +95,9 @@ async def taken_over(tmp_path: Path, primary: Postgres, *, completions: int) -> 
                 await program.hear("ready")
             growing = Growing(history)
             await growing.completed(completions)
+            if cut:
+                cut_off(primary)
+                await asyncio.to_thread(primary.until, WAITS)
             await asyncio.to_thread(take_over, primary, standby)
             await growing.goes_on()
             await growing.completed(completions)
@@ -63,13 +108,35 @@ async def taken_over(tmp_path: Path, primary: Postgres, *, completions: int) -> 
 
 
 async def test_a_synchronous_standby_takes_over(tmp_path: Path, private_postgres: Postgres) -> None:
-    await taken_over(tmp_path, private_postgres, completions=80)
+    await taken_over(tmp_path, private_postgres, completions=80, cut=True)
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("run", range(10))
 async def test_a_synchronous_standby_takes_over_at_many_moments(tmp_path: Path, private_postgres: Postgres, run: int) -> None:
-    await taken_over(tmp_path, private_postgres, completions=50 + 37 * run)
+    await taken_over(tmp_path, private_postgres, completions=50 + 37 * run, cut=bool(run % 2))
+
+
+async def test_what_the_standby_has_not_is_not_acknowledged(tmp_path: Path, private_postgres: Postgres) -> None:
+    history, cut = tmp_path / "history", some(10)
+    with with_store(private_postgres).standby(synchronous=True) as standby:
+        url = url_of_both(private_postgres, standby)
+        async with client_of(url, history) as client:
+            await prepare(client)
+            worker = Client(client, "worker")
+            await worker.join()
+            await worker.submit(some(10))
+            held = await worker.claim(10)
+            cut_off(private_postgres)
+            submitting, completing = asyncio.create_task(worker.submit(cut)), asyncio.create_task(worker.complete(held))
+            await asyncio.to_thread(private_postgres.until, f"SELECT 1 FROM ({WAITS}) x HAVING count(*) = 2")
+            assert not submitting.done()
+            assert not completing.done()
+            await asyncio.to_thread(take_over, private_postgres, standby)
+            assert [answer.status for answer in await submitting] == ["created"] * 10
+            assert await completing == {"applied": set(ids(held))}
+            assert await worker.complete(await worker.claim(10)) == {"applied": set(ids(cut))}
+        await judge(url, history, BOUNDS)
 
 
 async def test_workers_go_on_with_what_they_hold(tmp_path: Path, private_postgres: Postgres) -> None:
@@ -110,45 +177,6 @@ async def test_a_server_without_a_standby_does_not_pass_for_replicated(tmp_path:
 
 
 # Asynchronous
-
-
-class Client:
-    """One client with one worker's name, told what came of everything."""
-
-    def __init__(self, client: Recorded, name: str) -> None:
-        self.client = client
-        self.name = name
-        self.request = 0
-
-    async def join(self) -> None:
-        await self.client.join(Joining(worker=self.name, queues=("default",), types=TYPES, lease=LEASE))
-
-    async def submit(self, tasks: Sequence[NewTask]) -> tuple[Submitted, ...]:
-        return await until_answered(lambda: self.client.submit(tasks))
-
-    async def claim(self, n: int) -> tuple[Claimed, ...]:
-        self.request += 1
-        claim = await until_answered(lambda: self.client.claim(self.name, self.request, ("default",), Room(n)))
-        assert len(claim.tasks) == n
-        return claim.tasks
-
-    async def complete(self, tasks: Sequence[Claimed]) -> dict[str, set[str]]:
-        """The tasks by what was answered."""
-        outcomes = [Outcome(task=task.id, worker=task.worker, token=task.token, ending=Ending.COMPLETED, started_after=0) for task in tasks]
-        finished = await until_answered(lambda: self.client.finish(outcomes))
-        codes = {refusal.task: refusal.code for refusal in finished.refused}
-        answers: dict[str, set[str]] = {}
-        for task in tasks:
-            answers.setdefault(codes.get(task.id, "applied"), set()).add(task.id)
-        return answers
-
-
-def some(n: int, priority: Priority = Priority.NORMAL) -> list[NewTask]:
-    return [NewTask(type="plain", payload=b'{"do":"complete"}', priority=priority) for _ in range(n)]
-
-
-def ids(tasks: Sequence[NewTask] | Sequence[Claimed]) -> list[str]:
-    return [task.id for task in tasks]
 
 
 async def test_an_asynchronous_standby_takes_over(tmp_path: Path, private_postgres: Postgres) -> None:

@@ -274,15 +274,20 @@ class Pool:
         while True:
             if not self._opened:
                 raise StoreError(f"{self.target} is not open", code="closed")
-            while self._idle:
-                connection = self._idle.pop()
-                if not connection.is_closed():
-                    self._busy.add(connection)
-                    return connection
-                self._size -= 1
+            if (idle := self._take_idle()) is not None:
+                return idle
             given = await self._new(deadline) if self._size < self.target.pool else await self._given(deadline)
             if given is not None:
                 return given
+
+    def _take_idle(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                self._busy.add(connection)
+                return connection
+            self._size -= 1
+        return None
 
     async def _new(self, deadline: float) -> Connection:
         self._size += 1
@@ -292,11 +297,14 @@ class Pool:
             self._size -= 1
             self._let_next_connect()
             raise
+        if connection in self._busy:  # no new one: it was counted when it was made
+            self._size -= 1
+            self._let_next_connect()
         self._busy.add(connection)
         return connection
 
     async def _connected(self, deadline: float) -> Connection:
-        """A server that is restarting, or has no slot left, is asked again until the time is over."""
+        """A server that is restarting, or has no slot left, is asked again until the time is over; meanwhile one that another gives back will do."""
         repeat = 0
         while True:
             try:
@@ -306,7 +314,17 @@ class Pool:
                 if not self._opened or not isinstance(found, StoreError) or _moment() > deadline:
                     raise found from None
             repeat += 1
-            await _pause(repeat)
+            if (given := self._take_idle() or await self._offered_within(_length(repeat))) is not None:
+                return given
+
+    async def _offered_within(self, seconds: float) -> Connection | None:
+        try:
+            given = await self._offered(_moment() + seconds)
+        except TimeoutError:
+            return None
+        if given is None:
+            self._let_next_connect()  # it was meant for one who waits for room
+        return given
 
     async def _looked_behind(self, connection: Connection) -> Connection:
         """Another server than before may have answered, that has no standby: what is written there is not replicated."""
@@ -320,19 +338,23 @@ class Pool:
 
     async def _given(self, deadline: float) -> Connection | None:
         """What somebody gives back; None: look again."""
+        try:
+            return await self._offered(deadline)
+        except TimeoutError:
+            hint = "raise ?pool= in the URL; nothing was written, ask again"
+            raise StoreError(f"all {self.target.pool} connections of this process are in use all this time", code="pool_busy", hint=hint) from None
+
+    async def _offered(self, deadline: float) -> Connection | None:
         waiting: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         try:
             async with asyncio.timeout_at(deadline):
                 return await waiting
-        except BaseException as error:
+        except BaseException:
             if waiting.done() and not waiting.cancelled() and (given := waiting.result()) is not None:
                 self._release(given)
             elif waiting in self._waiting:
                 self._waiting.remove(waiting)
-            if isinstance(error, TimeoutError):
-                hint = "raise ?pool= in the URL; nothing was written, ask again"
-                raise StoreError(f"all {self.target.pool} connections of this process are in use all this time", code="pool_busy", hint=hint) from None
             raise
 
     def _release(self, connection: Connection) -> None:
@@ -365,8 +387,12 @@ def _moment() -> float:
 
 
 async def _pause(repeat: int) -> None:
+    await asyncio.sleep(_length(repeat))
+
+
+def _length(repeat: int) -> float:
     """A little longer each time, and never the same as others'."""
-    await asyncio.sleep(random.uniform(0.2, 1) * min(MILLISECOND << min(repeat, 16), LONGEST_PAUSE) / SECOND)
+    return random.uniform(0.2, 1) * min(MILLISECOND << min(repeat, 16), LONGEST_PAUSE) / SECOND
 
 
 def _cut_if_broken(connection: Connection, error: BaseException) -> None:

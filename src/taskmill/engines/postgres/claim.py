@@ -16,6 +16,7 @@ import msgspec
 
 from taskmill.engine import Claim, Claimed, Room
 from taskmill.engines.postgres.connecting import Record
+from taskmill.engines.postgres.errors import applied
 from taskmill.engines.postgres.store import Store
 from taskmill.engines.rows import CHECKPOINTS, DEFAULT_RETRY, EDGES, NO_META, ON_FAILURE, SIGNALS, STATES, UNWIND, decode_meta, decode_retry
 from taskmill.errors import Conflict
@@ -45,7 +46,8 @@ async def claim(store: Store, worker: str, request: int, queues: Sequence[str], 
     if tail["type"] == "unknown_worker":
         raise Conflict(f"worker {worker} is not registered (any more)", code="unknown_worker", field="worker", hint="join under a new id")
     rows.sort(key=_TOKEN)
-    extras = await _extras(store, [row for row in rows if row[18] & (CHECKPOINTS | SIGNALS | EDGES)])
+    with applied():
+        extras = await _extras(store, [row for row in rows if row[18] & (CHECKPOINTS | SIGNALS | EDGES)])
     return Claim(tuple([_claimed(worker, row, extras.get(row[0])) for row in rows]), tail["token"], bool(tail["flags"]))
 
 

@@ -7,7 +7,9 @@ was not applied.
 
 from __future__ import annotations
 
+import contextlib
 import ssl
+from collections.abc import Iterator
 
 import asyncpg
 from asyncpg import exceptions as pg
@@ -16,7 +18,7 @@ from taskmill.clock import format_duration
 from taskmill.engines.postgres.target import Target
 from taskmill.errors import AnswerLost, InvalidSettings, StoreError, TaskmillError, WrongStore
 
-__all__ = ["FAILURES", "OLDEST_SERVER", "breaks", "grants", "passes", "refuse_server", "translate"]
+__all__ = ["FAILURES", "OLDEST_SERVER", "applied", "breaks", "grants", "passes", "refuse_server", "translate"]
 
 OLDEST_SERVER = 14
 
@@ -45,6 +47,17 @@ def breaks(error: BaseException) -> bool:
 def passes(error: BaseException) -> bool:
     """Whether the server has rolled the step back only because of others, so that it goes through when it is repeated."""
     return isinstance(error, _PASSES)
+
+
+@contextlib.contextmanager
+def applied() -> Iterator[None]:
+    """What a step still asks for when it has been applied, or a part of it. If that fails, nobody may be told that nothing was written: the answer is lost."""
+    try:
+        yield
+    except AnswerLost:
+        raise
+    except StoreError as error:
+        raise AnswerLost(error.message, hint=_UNKNOWN) from error
 
 
 def refuse_server(version: str, target: Target) -> WrongStore:

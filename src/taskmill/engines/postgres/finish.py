@@ -6,6 +6,7 @@ Completed attempts of one worker travel as arrays, everything else as a JSON lis
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
@@ -16,7 +17,7 @@ import msgspec
 
 from taskmill.clock import MILLISECOND
 from taskmill.engine import Checkpoint, Ending, Finished, Outcome, Refusal
-from taskmill.engines.postgres.errors import FAILURES, translate
+from taskmill.engines.postgres.errors import FAILURES, applied, translate
 from taskmill.engines.postgres.store import Store
 from taskmill.engines.postgres.submit import PATIENCE, document, make_names, refusal
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, STATES, encode_error, encode_progress
@@ -47,16 +48,23 @@ async def finish(store: Store, outcomes: Sequence[Outcome], *, db: Any = None) -
     """`db`: the user's connection, in the user's transaction."""
     step = _Step(store, db)
     rest = step.sorted_out(outcomes)
+    if rest:
+        rest = await step.ask(rest, PATIENCE)
+    with applied() if db is None else contextlib.nullcontext():
+        await _ask_again(step, rest)
+    more = await store.settle(wait=False) if step.owes and db is None else False
+    places = {(outcome.task, outcome.token): place for place, outcome in enumerate(outcomes)} if len(step.refused) > 1 else {}
+    step.refused.sort(key=lambda refused: places.get((refused.task, refused.token), 0))
+    return Finished(tuple(step.refused), MappingProxyType(step.instead), more)
+
+
+async def _ask_again(step: _Step, rest: Sequence[Outcome]) -> None:
     for _ in range(ROUNDS):
         if not rest:
             break
         rest = await step.ask(rest, PATIENCE)
     for outcome in [*rest, *step.busy]:
         await step.ask_alone(outcome)
-    more = await store.settle(wait=False) if step.owes and db is None else False
-    places = {(outcome.task, outcome.token): place for place, outcome in enumerate(outcomes)} if len(step.refused) > 1 else {}
-    step.refused.sort(key=lambda refused: places.get((refused.task, refused.token), 0))
-    return Finished(tuple(step.refused), MappingProxyType(step.instead), more)
 
 
 class _Step:
@@ -72,7 +80,9 @@ class _Step:
 
     def sorted_out(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """Without those that cannot be asked for at all."""
-        if IDS.fullmatch("".join([f"{outcome.task} " for outcome in outcomes])) and not any(outcome.tasks or outcome.result not in _PLAIN for outcome in outcomes):
+        if IDS.fullmatch("".join([f"{outcome.task} " for outcome in outcomes])) and not any(
+            outcome.tasks or outcome.result not in _PLAIN for outcome in outcomes
+        ):
             return outcomes
         bad = {id(outcome): refused for outcome in outcomes if (refused := _unaskable(outcome)) is not None}
         self.refused += bad.values()

@@ -7,6 +7,7 @@ from typing import Any
 from taskmill.clock import Clock, SystemClock
 from taskmill.engine import Durability
 from taskmill.engines.postgres.connecting import Pool
+from taskmill.engines.postgres.errors import applied
 from taskmill.engines.postgres.sql import Queries, load
 from taskmill.engines.settings import Settings
 
@@ -57,4 +58,5 @@ class Store:
     async def settle(self, *, wait: bool = True) -> bool:
         """What steps have left in the inboxes is applied, and what time has decided. True: there was more than a few bounded pieces, or, without `wait`,
         another is doing it."""
-        return bool(await self.pool.fetchval(self.load("store.sql").settle, self.now(), wait))
+        with applied():
+            return bool(await self.pool.fetchval(self.load("store.sql").settle, self.now(), wait))

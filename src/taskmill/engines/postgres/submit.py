@@ -9,6 +9,7 @@ for that transaction alone, not for ever.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from taskmill import codec
 from taskmill.batching import Batcher
 from taskmill.clock import MILLISECOND, SECOND
 from taskmill.engine import Durability, Status, Submitted
-from taskmill.engines.postgres.errors import FAILURES, translate
+from taskmill.engines.postgres.errors import FAILURES, applied, translate
 from taskmill.engines.postgres.store import Store
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, UNIQUE_ENDED, UNIQUE_STARTED, encode_meta, encode_retry
 from taskmill.engines.settings import Settings
@@ -161,7 +162,10 @@ class _Step:
 
     async def ask_again(self) -> None:
         """Each alone, or all together where they wait for each other, until the time is over that one alone may take."""
-        again = self.again
+        with applied() if self.db is None else contextlib.nullcontext():
+            await self._ask_again(self.again)
+
+    async def _ask_again(self, again: Sequence[int]) -> None:
         clock = time.monotonic
         deadline = clock() + self.store.pool.target.busy_timeout / SECOND
         linked = any(self.tasks[place].edges or self.tasks[place].parent for place in again)

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 
-import asyncpg
 import pytest
 
 from taskmill import codec
 from taskmill.clock import SECOND
-from taskmill.engines.postgres.target import parse
 from taskmill.task import NewTask
+from tests.faults.clients import LEASE, at_work, judged
 from tests.faults.effects import percentile
 from tests.faults.growing import Growing
 from tests.faults.judging import judge
-from tests.faults.processes import Program, started
+from tests.faults.processes import started
 from tests.faults.terminating import terminating
 from tests.faults.workers import BRISK, Load, place_at, verdict
 from tests.faults.workload import client_of, prepare
 from tests.history import Bounds, events
-from tests.history.events import TERMINAL, Read
+from tests.history.events import Event
 from tests.servers.postgres import Postgres, Stop
 
-LEASE = 2 * SECOND
-BOUNDS = Bounds(lease=LEASE // 2, max_crashes=1_000)
-"""A lease counts from the last beat, which lies up to a quarter of it before a claim; the rest is for a slow machine."""
 SOON = 15 * SECOND
 """Promised are 5 s; the rest is for a machine that is busy with other tests."""
-CLIENTS = 3
 
 
 def killable(server: Postgres) -> Postgres:
@@ -40,20 +34,6 @@ def killable(server: Postgres) -> Postgres:
     if sys.platform == "linux":
         server.configure(recovery_init_sync_method="syncfs")
     return server
-
-
-@contextlib.asynccontextmanager
-async def at_work(url: str, history: Path, seed: int = 0) -> AsyncIterator[list[Program]]:
-    """Clients that submit, claim, finish and beat; in the end they come to their own, and nothing lives any more."""
-    async with client_of(url, history) as client:
-        await prepare(client)
-    async with contextlib.AsyncExitStack() as stack:
-        options = ("--lease", LEASE, "--batches", -1, "--wait")
-        programs = [await stack.enter_async_context(started("work", url, history, *options, "--seed", seed * CLIENTS + k)) for k in range(CLIENTS)]
-        for program in programs:
-            await program.hear("ready")
-        yield programs
-        await asyncio.gather(*(program.done() for program in programs))
 
 
 async def kills(tmp_path: Path, server: Postgres, modes: Sequence[Stop], seed: int = 0) -> list[int]:
@@ -66,28 +46,9 @@ async def kills(tmp_path: Path, server: Postgres, modes: Sequence[Stop], seed: i
             await growing.completed(random.randrange(1, 100))
             await asyncio.to_thread(server.restart, mode)
             delays.append(await growing.goes_on())
-    await judged(url, history, programs)
+    assert lost(await judged(url, history, programs))
     assert max(delays) < SOON
     return delays
-
-
-async def judged(url: str, history: Path, programs: list[Program]) -> None:
-    """No promise is broken; every client took part to the end; what broke under way was never told as if it had not been done."""
-    recorded, reads = await judge(url, history, BOUNDS)
-    await owed_once(url, reads)
-    for kind in (events.Submit, events.Claim, events.Finish, events.Beat):
-        asked = [event for event in recorded if isinstance(event, kind)]
-        assert {event.process for event in asked} >= {program.process.pid for program in programs}
-        assert {event.answer for event in asked}.isdisjoint({"error", "rejected"})
-    assert any(isinstance(event, events.Submit | events.Claim | events.Finish) and event.answer == "lost" for event in recorded)
-
-
-async def owed_once(url: str, reads: dict[str, Read]) -> None:
-    """Every task that ended owes its outbox entry, exactly one."""
-    db = await asyncpg.connect(**parse(url).arguments())
-    entries = await db.fetch("SELECT subject FROM taskmill.outbox WHERE kind = 'ended'")
-    await db.close()
-    assert sorted(subject for (subject,) in entries) == sorted(task for task, read in reads.items() if read.state in TERMINAL)
 
 
 async def test_the_server_dies_under_load(tmp_path: Path, private_postgres: Postgres) -> None:
@@ -100,6 +61,11 @@ async def test_the_server_dies_twenty_times_under_load(tmp_path: Path, private_p
     delays = await kills(tmp_path, killable(private_postgres), [mode] * 20, seed=1)
     with capsys.disabled():
         print(f"\n20 times the server ended by {mode}; from its first answer until the next completion: {figures(delays)}")
+
+
+def lost(history: list[Event]) -> bool:
+    """Whether the fault came between a question and its answer at all."""
+    return any(isinstance(event, events.Submit | events.Claim | events.Finish) and event.answer == "lost" for event in history)
 
 
 def figures(delays: list[int]) -> str:
@@ -186,7 +152,7 @@ async def terminations(tmp_path: Path, server: Postgres, n: int) -> None:
             fault.chance = 0.5
             await fault.until_ended(n)
         await growing.goes_on()
-    await judged(url, history, programs)
+    assert lost(await judged(url, history, programs))
 
 
 async def test_backends_are_terminated_under_load(tmp_path: Path, private_postgres: Postgres) -> None:

@@ -249,10 +249,18 @@ class SQLiteEngine:
             raise StoreError("the engine was closed while the transaction was open; nothing of it was written", code="closed", hint="leave it before you close")
         tx.open = False
         self._transactions.discard(tx)
+        ending = asyncio.ensure_future(self._in(self._ending, lambda: self._end(tx, end)))
         try:
-            await self._in(self._ending, end)
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await asyncio.wait([ending])  # so that whoever looks for what was written finds it decided
+            raise
+
+    def _end(self, tx: Tx, end: Callable[[], None]) -> None:
+        try:
+            end()
         finally:
-            await self._in(self._ending, tx.session.close)
+            tx.session.close()
 
     async def _begun(self) -> Session:
         """A caller that is cancelled while it waits for the lock must not come to hold it."""

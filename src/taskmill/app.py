@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace, TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, cast, overload
 from weakref import WeakSet
 
 from taskmill import codec, config
@@ -28,11 +28,11 @@ from taskmill.clock import Clock, SystemClock
 from taskmill.config import Loaded, Settings
 from taskmill.declared import Declared, settings_of
 from taskmill.engine import Checkpoint, Engine, Joining, Refusal, Transaction
-from taskmill.errors import AppError, InvalidInput, TaskmillError
+from taskmill.errors import AppError, InvalidInput, TaskmillError, WrongStore
 from taskmill.handle import Handle
 from taskmill.operations import Operations, submitted
 from taskmill.options import SubmitOptions, submit_fields
-from taskmill.sync import Door, SyncApp, check_loop
+from taskmill.sync import Door, SyncApp, check_blocking, check_loop, run_here
 from taskmill.task import NewTask, check_name
 from taskmill.tasks import Call, Tasks, TaskType
 
@@ -259,6 +259,16 @@ class App(Tasks):
         async with self.engine.transaction() as tx:
             yield tx
 
+    async def inbox(self, tx: Transaction | Any, source: str, message_id: str) -> bool:
+        """Whether this message comes for the first time. It counts as dealt with if and only if the transaction commits, for which a second consumer waits."""
+        if self._operations is None:
+            await self.open()
+        if not self.engine.features.inbox:
+            hint = "keep ids of messages in a table of your own, or use idempotency_key= for what you submit"
+            raise WrongStore(f"the engine {self.engine.features.name} keeps no inbox", code="no_inbox", hint=hint)
+        first: bool = await cast("Any", self.engine).inbox(tx, source, message_id)
+        return first
+
     # From anywhere to the app's home
 
     def at_home(self, verb: str, make: Callable[[], Coroutine[Any, Any, T]]) -> Coroutine[Any, Any, T]:
@@ -278,6 +288,23 @@ class App(Tasks):
     def block(self, verb: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """What a verb behind `.sync` does."""
         return self.door.run(verb, make, self.home)
+
+    def block_here(self, verb: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The same for a verb in the caller's own transaction: on this thread, where its connection is."""
+        check_blocking(verb)
+        if self._operations is None or self.home is None or not self.home.is_running():
+            self.block(verb, self.open)
+        return run_here(verb, make())
+
+    def _is_here(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self.home
+        except RuntimeError:
+            return False
+
+    def in_transaction(self) -> bool:
+        """Whether the caller stands in a transaction of the store's own."""
+        return self._engine is not None and self._engine.in_transaction()
 
     @property
     def sync(self) -> SyncApp:
@@ -337,7 +364,11 @@ class App(Tasks):
         return task.payload_call(data)
 
     async def submit_call(self, call: Call[R]) -> Handle[R]:
-        """One call; concurrent ones share one commit."""
+        """One call; concurrent ones share one commit. One in a transaction stays where that is: on the caller's loop and thread."""
+        if call.tx is not None:
+            if self._operations is None:
+                await self.open()
+            return await self._submit(call)
         if self.home is not asyncio.get_running_loop() or self._operations is None:
             return await self._at_home(lambda: self._submit(call))
         return await self._submit(call)
@@ -347,7 +378,8 @@ class App(Tasks):
         if call.task_type is not None and call.type not in self.declared:
             call = await self._prepared(call, call.task_type)
         answer = await operations.submit(self._new(call), tx=call.tx, durability=call.durability)
-        self._watch_for_workers(call.type)
+        if call.tx is None or self._is_here():
+            self._watch_for_workers(call.type)
         return Handle(self, answer.id, call.type, _reader(call), answer)
 
     async def _prepared(self, call: Call[R], declared: TaskType[..., R, Any]) -> Call[R]:
@@ -362,21 +394,26 @@ class App(Tasks):
 
     async def submit_calls(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
         """Many calls; what one of them was refused for is raised when all have been offered."""
-        return await self._at_home(lambda: self._submit_calls(calls))
-
-    async def _submit_calls(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
         waiting = iter(calls)
         first = next(waiting, None)
         if first is None:
             return []
-        waiting = chain([first], waiting)
+        if first.tx is None:
+            return await self._at_home(lambda: self._submit_calls(first, waiting))
+        if self._operations is None:
+            await self.open()
+        return await self._submit_calls(first, waiting)
+
+    async def _submit_calls(self, first: Call[R], others: Iterator[Call[R]]) -> list[Handle[R]]:
+        waiting: Iterator[Call[R]] = chain([first], others)
         if first.tx is None:
             await self.declared.tell(self.types.values())
         else:
             waiting = iter([call if call.task_type is None else await self._prepared(call, call.task_type) for call in waiting])
         sent: list[Call[R]] = []
         answers = await self.operations.submit_many(self._alike(waiting, sent), tx=first.tx, durability=first.durability)
-        self._watch_for_workers(first.type)
+        if first.tx is None or self._is_here():
+            self._watch_for_workers(first.type)
         return [Handle(self, submitted(answer).id, call.type, _reader(call), answer) for call, answer in zip(sent, answers, strict=True)]
 
     def _alike(self, calls: Iterable[Call[R]], sent: list[Call[R]]) -> Iterator[NewTask]:

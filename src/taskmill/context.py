@@ -4,6 +4,8 @@
     raise RetryAfter("10s")               a failure, tried again after this long
     ctx.snooze("5m")                      no failure: the same task again, later
 
+    async with ctx.transaction() as tx:   completed, if and only if what is written in it commits
+
 A `Context` is made for every attempt, so it is three references and nothing else: whatever needs decoding is decoded when it is asked for.
 `Run` is the part that changes while the attempt runs; the executor writes it, the handler reads it, from any thread.
 
@@ -15,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import random
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from hashlib import blake2b
 from types import MappingProxyType
@@ -27,8 +30,8 @@ from msgspec import Struct
 
 from taskmill import codec
 from taskmill.clock import SECOND, DurationLike, duration
-from taskmill.engine import Checkpoint, Claimed
-from taskmill.errors import InvalidInput, StaleLease, TaskmillError
+from taskmill.engine import Checkpoint, Claimed, Ending, Outcome, Transaction
+from taskmill.errors import AnswerLost, Conflict, InvalidInput, StaleLease, StoreError, TaskmillError, WrongStore
 from taskmill.retry import Retry
 from taskmill.task import DEFAULT_MAX_CRASHES, DEFAULT_TIMEOUT, Priority, Progress, State, check_name, new_id
 
@@ -90,7 +93,10 @@ class Snooze(BaseException):
 class Run:
     """The moving part of one attempt, shared by its executor and its handler. Times are of the monotonic clock, in microseconds."""
 
-    __slots__ = ("cancelled", "children", "deadline", "lease_lost", "loop", "pending", "reason", "received", "started", "written_at")
+    __slots__ = (
+        "asked", "cancelled", "children", "committing", "deadline", "ending", "lease_lost", "loop", "pending", "reason", "received", "result", "started",
+        "transacting", "written_at",
+    )  # fmt: skip
 
     def __init__(self, *, received: int = 0, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.received = received
@@ -103,6 +109,14 @@ class Run:
         self.children: dict[tuple[str, bytes], int] | None = None
         self.pending: Progress | None = None
         self.written_at = 0
+        self.transacting = False
+        """It stands in the transaction that it ends with; `result` is what it will have completed with."""
+        self.result = b"null"
+        self.committing = False
+        """Its end is just being written: to ask it to end would come between, so that is `asked` later."""
+        self.asked: str | None = None
+        self.ending: Outcome | None = None
+        """The end that it has written itself, in its own transaction."""
 
 
 class Received(Struct, frozen=True):
@@ -260,13 +274,20 @@ class Context:
         waiting = run.pending is not None
         run.pending = _progress(value, message)
         wait = run.written_at + PROGRESS_INTERVAL - self.app.clock.monotonic() if run.written_at else 0
+        if self.app.in_transaction():
+            wait = max(wait, PROGRESS_INTERVAL)
         if wait <= 0:
             await self._write_progress()
         elif not waiting:
             asyncio.get_running_loop().call_later(wait / SECOND, self._write_soon)
 
     def _write_soon(self) -> None:
-        if self.run.pending is not None and not self.cancelled:
+        """Not in a transaction, for which it would wait: after it."""
+        if self.run.pending is None or self.cancelled:
+            return
+        if self.app.in_transaction():
+            asyncio.get_running_loop().call_later(PROGRESS_INTERVAL / SECOND, self._write_soon)
+        else:
             _keep(asyncio.get_running_loop().create_task(self._write_late()))
 
     async def _write_late(self) -> None:
@@ -284,18 +305,112 @@ class Context:
     async def checkpoint(self, name: str, value: object = None) -> None:
         """Save what this step has come to; the next attempt finds it in `checkpoints`."""
         data = codec.encode(value, field=check_name(name, "checkpoint"))
+        if self.app.in_transaction():
+            hint = "save it before or after the transaction; what is done in it is done once, with the end of the task"
+            raise Conflict("a checkpoint would wait for the transaction it stands in", code="inside_transaction", field="checkpoint", hint=hint)
         await self._save(Checkpoint(task=self.claimed.id, worker=self.claimed.worker, token=self.claimed.token, name=name, value=data))
         self._saved()[name] = codec.decode(data)
 
     async def _save(self, entry: Checkpoint) -> None:
         refusal = await self.app.checkpoint(entry)
         if refusal is not None:
-            self.run.lease_lost = True
-            raise StaleLease(
-                "this attempt no longer holds its task: the lease is another's, or over",
-                hint="stop here; nothing that this attempt writes will count",
-                task_id=self.claimed.id,
-            )
+            raise self._lost()
+
+    def _lost(self) -> StaleLease:
+        self.run.lease_lost = True
+        return StaleLease(
+            "this attempt no longer holds its task: the lease is another's, or over",
+            hint="stop here; nothing that this attempt writes will count",
+            task_id=self.claimed.id,
+        )
+
+    # The end, with rows of the handler's own
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        """A transaction whose commit is the end of this task: your rows, the tasks that you submit with `tx=`, and that it is completed, or nothing of it.
+
+        `complete` says with which value. What the handler does after the block is done by a task that has ended: it is not repeated when it fails.
+        """
+        run = self.run
+        await self._check_transactions()
+        run.result, run.transacting = b"null", True
+        try:
+            async with self.app.transaction() as tx:
+                yield tx
+                run.committing = True
+                await self._end_in(tx, self._completed(run.result))
+        except (AnswerLost, StaleLease, asyncio.CancelledError) as error:
+            if not run.committing:
+                raise
+            if isinstance(error, StaleLease):
+                raise self._lost() from None
+            if not await self._has_ended():
+                raise
+            run.ending = self._completed(run.result)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        else:
+            run.ending = self._completed(run.result)
+        finally:
+            run.committing = run.transacting = False
+
+    async def _check_transactions(self) -> None:
+        if self.run.ending is not None:
+            hint = "a task ends once: put it all into one block"
+            raise Conflict("the task has ended already, in its transaction", code="terminal", field="transaction", hint=hint)
+        await self.app.open()
+        features = self.app.engine.features
+        if not features.user_transactions:
+            hint = "return the value, and make what the handler writes safe to repeat: ctx.id and ctx.token help"
+            raise WrongStore(f"the engine {features.name} has no transactions for users", code="no_transactions", field="transaction", hint=hint)
+
+    def complete(self, value: object = None) -> None:
+        """What the task completes with, said inside of `transaction`: it is written with the commit."""
+        if not self.run.transacting:
+            hint = "return the value; or complete_in(tx, value) in a transaction of your own"
+            raise Conflict("there is no transaction that the task ends with", code="no_transaction", field="complete", hint=hint)
+        self.run.result = self._encoded(value)
+
+    async def complete_in(self, tx: Any, value: object = None) -> None:
+        """The end of this task, with this value, in a transaction of your own, on your own connection: it has ended if and only if that commits.
+
+        Say it last, right before the commit, and commit before the handler returns: others wait for what the task holds until then.
+        """
+        try:
+            await self._end_in(tx, self._completed(self._encoded(value)))
+        except StaleLease:
+            raise self._lost() from None
+
+    def _encoded(self, value: object) -> bytes:
+        declared = self.app.types.get(self.claimed.type)
+        return codec.encode(value, field="result") if declared is None else declared.binding.result(value)
+
+    async def _end_in(self, tx: Transaction, outcome: Outcome) -> None:
+        await self.app.engine.finish([outcome], tx=tx)
+
+    def _completed(self, result: bytes) -> Outcome:
+        claimed, run = self.claimed, self.run
+        began = max(0, run.started - run.received)
+        return Outcome(task=claimed.id, worker=claimed.worker, token=claimed.token, ending=Ending.COMPLETED, result=result, started_after=began)
+
+    async def _has_ended(self) -> bool:
+        """Whether a commit whose answer was lost has come to pass. A write under the lease waits for whoever still holds the task's row; then it is decided."""
+        claimed, engine = self.claimed, self.app.engine
+        pause = 0.02
+        while True:
+            try:
+                if not await engine.checkpoint([Checkpoint(task=claimed.id, worker=claimed.worker, token=claimed.token)]):
+                    return False
+                mine = [each for each in await engine.attempts(claimed.id) if (each.worker, each.token) == (claimed.worker, claimed.token)]
+            except StoreError as error:
+                _logger.warning("whether task %s has committed is not known yet, asking again: %s", claimed.id, error)
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(2 * pause, 1.0)
+                continue
+            if any(each.outcome == Ending.COMPLETED for each in mine):
+                return True
+            raise self._lost()
 
     # Children
 
@@ -364,6 +479,12 @@ class _Inline(Context):
 
     async def _save(self, entry: Checkpoint) -> None:
         pass
+
+    async def _end_in(self, tx: Transaction, outcome: Outcome) -> None:
+        pass
+
+    async def _has_ended(self) -> bool:
+        return False
 
 
 def _unclaimed(type: str) -> Claimed:

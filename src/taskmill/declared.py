@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from taskmill.config import Settings
-from taskmill.engine import Engine
+from taskmill.engine import Engine, Transaction
 from taskmill.errors import InvalidInput, StaleVersion
 from taskmill.retry import Retry
 from taskmill.task import NewTask, TypeSettings, resolve
@@ -75,8 +75,8 @@ class Declared:
             for name in ours - await self._names("limit"):
                 await self._put_new("limit", name, self._limits[name])
 
-    async def _names(self, kind: str) -> set[str]:
-        return {item.name for item in await self._engine.items(kind)}
+    async def _names(self, kind: str, tx: Transaction | None = None) -> set[str]:
+        return {item.name for item in await self._engine.items(kind, tx=tx)}
 
     async def _put_new(self, kind: str, name: str, value: bytes) -> None:
         with suppress(StaleVersion):  # somebody was faster: a worker, or another process like this one
@@ -87,7 +87,7 @@ class Declared:
         settings = settings_of(declared, self._settings)
         if declared.name in self._told or settings == TypeSettings(queue=settings.queue):
             return call
-        if declared.name in await self._names("type"):
+        if declared.name in await self._names("type", call.tx):
             self._told.add(declared.name)
             return call
         if settings.limits:

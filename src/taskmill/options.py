@@ -100,8 +100,8 @@ class SubmitOptions(TypedDict, total=False):
     fair_key: str | None
     order_key: str | None
     id: str | None
-    tx: Transaction | None
-    """Exists if and only if this transaction commits."""
+    tx: Transaction | Any
+    """Exists if and only if this transaction commits: one of `app.transaction()`, or a connection or session of your own."""
     durability: Literal["local", "fsync", "replicated"] | Durability | None
 
 

@@ -10,9 +10,14 @@ the awaitable verbs raise and name this door.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar, Token, copy_context
+from itertools import chain
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from taskmill.clock import DurationLike
 from taskmill.errors import InvalidInput
@@ -21,10 +26,11 @@ from taskmill.task import Progress, State, Task
 if TYPE_CHECKING:
     from taskmill.app import App
     from taskmill.context import Context
+    from taskmill.engine import Transaction
     from taskmill.handle import Handle
     from taskmill.tasks import Call, TaskType
 
-__all__ = ["Door", "SyncApp", "SyncContext", "SyncHandle", "SyncTask", "check_blocking", "check_loop"]
+__all__ = ["Door", "SyncApp", "SyncContext", "SyncHandle", "SyncTask", "SyncTransaction", "check_blocking", "check_loop", "run_here"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,6 +62,20 @@ def check_blocking(verb: str) -> None:
     raise InvalidInput(
         f"{verb} blocks, and an event loop runs in this thread", code="running_loop", hint=f"in async functions write: await {verb.replace('.sync.', '.')}"
     )
+
+
+def run_here(verb: str, coroutine: Coroutine[Any, Any, T]) -> T:
+    """The end of a coroutine that never waits, because what it does blocks: on this thread, without a loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
+    coroutine.close()
+    raise InvalidInput(
+        f"{verb} blocks, and the connection of its transaction is one that is awaited", code="running_loop", field="tx",
+        hint=f"write: await {verb.replace('.sync.', '.')}, or use a blocking connection",
+    )  # fmt: skip
 
 
 class Door:
@@ -98,9 +118,62 @@ class Door:
         loop.close()
 
 
-async def _made(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+async def _made(make: Callable[[], Awaitable[T]]) -> T:
     """Made on the loop itself, where the awaitable verbs want to be called."""
     return await make()
+
+
+class Block(Protocol):
+    """Waits for the end of what is made, on the loop of the store."""
+
+    def __call__(self, verb: str, make: Callable[[], Coroutine[Any, Any, T]], /) -> T: ...
+
+
+class SyncTransaction:
+    """A transaction of the store for plain functions: `with … as tx`. It begins and ends on the loop of the store; its statements go there where their answer
+    is awaited, and run here where it is not."""
+
+    def __init__(self, verb: str, make: Callable[[], AbstractAsyncContextManager[Any]], block: Block) -> None:
+        self._verb = verb
+        self._make = make
+        self._block = block
+
+    def __enter__(self) -> Self:
+        check_blocking(self._verb)
+        self._context = copy_context()
+        self._manager = self._make()
+        self.inner: Transaction = self._await(self._manager.__aenter__)
+        self._standing = self._stand_inside()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        for variable, token in self._standing:
+            variable.reset(token)
+        self._await(lambda: self._manager.__aexit__(kind, error, traceback))
+
+    def execute(self, statement: str, bindings: Any = None) -> Any:
+        """A statement of your own; its rows."""
+        return self._answer(self.inner.execute(statement, bindings))
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> Any:
+        """The same statement for each of these rows of bindings."""
+        return self._answer(self.inner.executemany(statement, rows))
+
+    def _answer(self, answer: Any) -> Any:
+        return self._await(lambda: answer) if inspect.isawaitable(answer) else answer
+
+    def _await(self, make: Callable[[], Awaitable[T]]) -> T:
+        """All of it in one context, as in the coroutine that it stands for: what the engine notes there at the beginning it finds at the end."""
+
+        async def within() -> T:
+            return await asyncio.get_running_loop().create_task(_made(make), context=self._context)
+
+        return self._block(self._verb, within)
+
+    def _stand_inside(self) -> list[tuple[ContextVar[Any], Token[Any]]]:
+        """Whoever stands in the transaction knows it: so does this thread, and what it calls."""
+        here = copy_context()
+        return [(variable, variable.set(value)) for variable, value in self._context.items() if here.get(variable, self) is not value]
 
 
 class SyncHandle(Generic[R]):
@@ -174,12 +247,24 @@ class SyncApp:
     @overload
     def submit(self, task: str, payload: object = None, /, **options: Any) -> SyncHandle[Any]: ...
     def submit(self, task: Call[Any] | TaskType[..., Any, Any] | str, payload: object = None, /, **options: Any) -> SyncHandle[Any]:
-        call = self._app.call_with(task, payload, options)
-        return SyncHandle(self._app, self._app.block("app.sync.submit()", lambda: self._app.submit_call(call)))
+        return _submitted(self._app, "app.sync.submit()", self._app.call_with(task, payload, options), self._app.block)
 
     def submit_many(self, calls: Iterable[Call[R]]) -> list[SyncHandle[R]]:
-        handles = self._app.block("app.sync.submit_many()", lambda: self._app.submit_calls(calls))
+        check_blocking("app.sync.submit_many()")
+        waiting = iter(calls)
+        first = next(waiting, None)
+        if first is None:
+            return []
+        many = (_inner(call) for call in chain([first], waiting))
+        handles = _block_of(self._app, first.tx, self._app.block)("app.sync.submit_many()", lambda: self._app.submit_calls(many))
         return [SyncHandle(self._app, handle) for handle in handles]
+
+    def transaction(self) -> SyncTransaction:
+        return SyncTransaction("app.sync.transaction()", self._app.transaction, self._app.block)
+
+    def inbox(self, tx: Any, source: str, message_id: str) -> bool:
+        inner = tx.inner if isinstance(tx, SyncTransaction) else tx
+        return _block_of(self._app, tx, self._app.block)("app.sync.inbox()", lambda: self._app.inbox(inner, source, message_id))
 
     def handle(self, id: str) -> SyncHandle[Any]:
         return SyncHandle(self._app, self._app.handle(id))
@@ -207,8 +292,31 @@ class SyncContext:
     def submit(self, task: str, payload: object = None, /) -> SyncHandle[Any]: ...
     def submit(self, task: TaskType[..., Any, Any] | Call[Any] | str, /, *args: Any, **kwargs: Any) -> SyncHandle[Any]:
         app = self._ctx.app
-        call = self._ctx.child(app.call_of(task, *args, **kwargs))
-        return SyncHandle(app, self._block("ctx.sync.submit()", lambda: app.submit_call(call)))
+        return _submitted(app, "ctx.sync.submit()", self._ctx.child(app.call_of(task, *args, **kwargs)), self._block)
+
+    def transaction(self) -> SyncTransaction:
+        return SyncTransaction("ctx.sync.transaction()", self._ctx.transaction, self._block)
+
+    def complete_in(self, tx: Any, value: object = None) -> None:
+        inner = tx.inner if isinstance(tx, SyncTransaction) else tx
+        _block_of(self._ctx.app, tx, self._block)("ctx.sync.complete_in()", lambda: self._ctx.complete_in(inner, value))
 
     def _block(self, verb: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return self._ctx.app.door.run(verb, make, self._ctx.run.loop or self._ctx.app.home)
+
+
+# In a transaction
+
+
+def _submitted(app: App, verb: str, call: Call[R], block: Block) -> SyncHandle[R]:
+    inner = _inner(call)
+    return SyncHandle(app, _block_of(app, call.tx, block)(verb, lambda: app.submit_call(inner)))
+
+
+def _block_of(app: App, tx: object, block: Block) -> Block:
+    """A connection of the caller's own is used on the caller's thread; the store's own is on its loop."""
+    return block if tx is None or isinstance(tx, SyncTransaction) else app.block_here
+
+
+def _inner(call: Call[R]) -> Call[R]:
+    return call.inside(call.tx.inner) if isinstance(call.tx, SyncTransaction) else call

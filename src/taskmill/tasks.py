@@ -82,6 +82,10 @@ class Call(Generic[R]):
         """The same call with other fields of its new task."""
         return Call(self.type, self.payload, fields, task_type=self.task_type, expires=self.expires, tx=self.tx, durability=self.durability)
 
+    def inside(self, tx: Transaction) -> Call[R]:
+        """The same call in this transaction."""
+        return Call(self.type, self.payload, self.fields, task_type=self.task_type, expires=self.expires, tx=tx, durability=self.durability)
+
     def wanting(self, found: Wanted) -> Call[R]:
         """The same call with options over its own."""
         return Call(

@@ -8,6 +8,7 @@ is a completion, however late.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import traceback
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from taskmill.app import App
     from taskmill.tasks import TaskType
 
-__all__ = ["CANCELLED", "LEASE_LOST", "STOPPING", "TIMEOUT", "Running", "attempt_async", "attempt_sync", "ended", "failed", "no_copy", "unbegun"]
+__all__ = ["CANCELLED", "LEASE_LOST", "STOPPING", "TIMEOUT", "Running", "attempt_async", "attempt_sync", "committed", "ended", "failed", "no_copy", "unbegun"]
+
+log = logging.getLogger("taskmill")
 
 CANCELLED = "cancelled"
 TIMEOUT = "timeout"
@@ -68,8 +71,8 @@ async def attempt_async(app: App, running: Running) -> Outcome:
         value = await declared.function(*first, *arguments, **named)
         result = binding.result(value)
     except BaseException as error:
-        return running.judge(error)
-    return ended(running, Ending.COMPLETED, result=result)
+        return running.judge(error) if running.ending is None else committed(running, running.ending, error)
+    return ended(running, Ending.COMPLETED, result=result) if running.ending is None else committed(running, running.ending, result)
 
 
 def attempt_sync(app: App, running: Running) -> Outcome:
@@ -82,8 +85,8 @@ def attempt_sync(app: App, running: Running) -> Outcome:
         value = declared.function(*first, *arguments, **named)
         result = binding.result(value)
     except BaseException as error:
-        return running.judge(error)
-    return ended(running, Ending.COMPLETED, result=result)
+        return running.judge(error) if running.ending is None else committed(running, running.ending, error)
+    return ended(running, Ending.COMPLETED, result=result) if running.ending is None else committed(running, running.ending, result)
 
 
 def ended(running: Running, ending: Ending, *, result: bytes | None = None, error: ErrorInfo | None = None, after: int = 0) -> Outcome:
@@ -95,6 +98,18 @@ def ended(running: Running, ending: Ending, *, result: bytes | None = None, erro
         task=claimed.id, worker=claimed.worker, token=claimed.token, ending=ending, result=result, error=error, after=after,
         started_after=max(0, running.started - running.received),
     )  # fmt: skip
+
+
+def committed(running: Running, ending: Outcome, after: bytes | BaseException) -> Outcome:
+    """The outcome of an attempt that ended its task itself, in its transaction. What came after it cannot change that."""
+    if _forks:
+        os._exit(0)
+    if isinstance(after, BaseException):
+        why = f"{type(after).__name__}: {_message(after)}"
+        log.warning("task %s has ended, in its transaction; after that its handler failed: %s", running.claimed.id, why)
+    elif after not in (b"null", ending.result):
+        log.warning("task %s has ended, in its transaction; what its handler returned after that is not kept: use ctx.complete(value)", running.claimed.id)
+    return ending
 
 
 def no_copy() -> None:

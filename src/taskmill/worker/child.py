@@ -121,7 +121,7 @@ class Child:
         self._finisher = Finisher(self._engine, board, self._told)
         self._executor = Executor(
             app, board, self._finisher.add, self._room, self._runners, self._engine.clock, self._stats,
-            concurrency=settings.concurrency, kill_after=settings.kill_after,
+            concurrency=settings.concurrency, kill_after=settings.kill_after, settle=self._finisher.settle,
         )  # fmt: skip
         self._executor.suspects.update(start.suspects)
         joining = app.joining(start.worker, start.queues, lease=settings.lease, info=start.info)

@@ -30,6 +30,7 @@ log = logging.getLogger("taskmill")
 AHEAD = 50 * MILLISECOND
 MOST_AHEAD = 2_000
 POLL = SECOND
+"""At the latest after this long it looks: nobody announces what a user's transaction has brought."""
 LONGEST_PAUSE = 1.0
 
 
@@ -136,7 +137,7 @@ class Claimer:
         if claim.more:
             await asyncio.sleep(random.uniform(0.001, 0.01))
             return
-        wait = POLL * random.uniform(0.8, 1.2)
+        wait = POLL * random.uniform(0.7, 0.95)
         if claim.next_at is not None:
             wait = min(wait, max(0, claim.next_at - self._engine.clock.now()))
         with contextlib.suppress(TimeoutError):

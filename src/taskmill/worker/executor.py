@@ -95,11 +95,14 @@ class Executor:
         *,
         concurrency: int,
         kill_after: int = 5 * SECOND,
+        settle: Callable[[Outcome], None] | None = None,
     ) -> None:
         self._app = app
         self._types = app.types
         self._board = board
         self._finish = finish
+        self._settle = settle or finish
+        """For an outcome that the store has already."""
         self._room = room
         self._isolation = isolation
         self._now = clock.monotonic
@@ -254,7 +257,7 @@ class Executor:
         self._stats.count(running.claimed.type, outcome.ending, now - running.started)
         if self.held.pop(running.claimed.token, None) is not None:
             self._board.hurry(running.claimed.token, 0)  # it has ended: however long the store takes to answer, nobody is to be killed for it
-            self._finish(outcome)
+            (self._finish if running.ending is None else self._settle)(outcome)
         if self.ran % 16 == 0:  # a slot that is given back says so itself; here only what waits grows less
             self._room()
         return now
@@ -267,8 +270,8 @@ class Executor:
         self._next_look = now + TICK
         for running in list(self.held.values()):
             if running.started and running.reason is None:
-                if running.deadline <= now:
-                    self._ask(running, TIMEOUT)
+                if running.deadline <= now or running.asked is not None:
+                    self._ask(running, running.asked or TIMEOUT)
                 else:
                     self._next_look = min(self._next_look, running.deadline)
         self._timer = self._loop.call_later((self._next_look - now) / SECOND, self._look)
@@ -280,8 +283,14 @@ class Executor:
             self._timer = self._loop.call_later(max(0, at - self._now()) / SECOND, self._look)
 
     def _ask(self, running: Running, reason: str) -> None:
-        """Ask a handler to end; it has `kill_after` to do so."""
-        if running.reason is not None:
+        """Ask a handler to end; it has `kill_after` to do so. One that has ended its task itself has nothing to lose and nothing to cancel; one that is just
+        doing so learns from the store whether it still holds its lease, and of anything else at the next look."""
+        if running.reason is not None or (running.ending is not None and reason in (LEASE_LOST, CANCELLED)):
+            return
+        if running.committing:
+            if reason == LEASE_LOST:
+                return
+            running.asked = running.asked or reason
             return
         running.reason = reason
         running.cancelled = True
@@ -321,7 +330,10 @@ class Executor:
         """Those that did not end when asked: given up as they are. The process must end after this."""
         for running in list(self.held.values()):
             self.held.pop(running.claimed.token, None)
-            self._finish(ended(running, Ending.RELEASED) if running.started else unbegun(running, Ending.RELEASED))
+            if running.ending is not None:
+                self._settle(running.ending)
+            else:
+                self._finish(ended(running, Ending.RELEASED) if running.started else unbegun(running, Ending.RELEASED))
 
     def stuck(self, begun_before: int) -> bool:
         """Nothing has begun since then, no slot is free, and something waits that others could run."""

@@ -39,6 +39,10 @@ class Finisher:
         if self._writing is None:
             self._writing = asyncio.create_task(self._write())
 
+    def settle(self, outcome: Outcome) -> None:
+        """The store has it already: its handler wrote it, in a transaction."""
+        self._settle([outcome], ())
+
     @property
     def backlog(self) -> int:
         return len(self._waiting)

@@ -11,5 +11,5 @@ SELECT id::text, number, name, data, signal_id, at FROM {schema}.signal WHERE id
 -- An edge without an outcome of its own is open, or fell with what the child's record says; one that holds stays open when the child failed.
 SELECT u.id::text, e.child::text, e.on_failure, coalesce(e.outcome, CASE WHEN d.state = 5 OR e.on_failure <> 2 THEN d.state END),
   CASE WHEN e.outcome IS NULL THEN d.result ELSE e.result END
-FROM unnest($1::uuid[]) u(id), LATERAL (SELECT * FROM {schema}.edge e WHERE e.parent = u.id ORDER BY e.number LIMIT $2) e LEFT JOIN {schema}.ended d ON d.id = e.child
+FROM unnest($1::uuid[]) u(id), LATERAL (SELECT * FROM {schema}.edge e WHERE e.parent = u.id ORDER BY e.number LIMIT $2) e LEFT JOIN {schema}.ended d ON d.id = ANY (ARRAY[e.child])
 ORDER BY u.id, e.number;

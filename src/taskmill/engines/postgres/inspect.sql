@@ -6,7 +6,8 @@ SELECT b.id::text, b.type, b.queue, b.tenant, coalesce(t.state, e.state) AS stat
   e.claimed_at, e.started_at, CASE WHEN t.id IS NULL THEN e.must_end ELSE t.must_end END AS must_end,
   CASE WHEN t.id IS NULL THEN e.phase ELSE t.phase END AS phase, CASE WHEN t.id IS NULL THEN e.progress ELSE t.progress END AS progress,
   b.payload::text, b.retry, b.timeout, b.max_crashes, b.run_at, b.meta, e.result::text, e.error::text, m.now
-FROM unnest($1::uuid[]) u(id) JOIN {schema}.body b ON b.id = u.id LEFT JOIN {schema}.task t ON t.id = u.id LEFT JOIN {schema}.ended e ON e.id = u.id,
+FROM unnest($1::uuid[]) u(id) JOIN {schema}.body b ON b.id = ANY (ARRAY[u.id]) LEFT JOIN {schema}.task t ON t.id = ANY (ARRAY[u.id])
+  LEFT JOIN {schema}.ended e ON e.id = ANY (ARRAY[u.id]),
   {schema}.moment($2) m(now)
 WHERE t.id IS NOT NULL OR e.id IS NOT NULL;
 
@@ -31,20 +32,17 @@ SELECT number, worker, token, started_at, ended_at, outcome, error::text FROM {s
 -- An edge fell with what the child's own record says, unless it holds: then only a completed child lets it fall.
 SELECT e.child::text, e.on_failure, coalesce(e.outcome, CASE WHEN e.on_failure <> 2 OR d.state = 5 THEN d.state END) AS outcome,
   CASE WHEN e.outcome IS NULL THEN d.result ELSE e.result END::text AS result
-FROM {schema}.edge e LEFT JOIN {schema}.ended d ON d.id = e.child AND e.outcome IS NULL WHERE e.parent = $1 ORDER BY e.number LIMIT $2 OFFSET $3;
+FROM {schema}.edge e LEFT JOIN {schema}.ended d ON d.id = ANY (ARRAY[e.child]) AND e.outcome IS NULL WHERE e.parent = $1 ORDER BY e.number LIMIT $2 OFFSET $3;
 
 -- name: counts
 -- Live tasks by their state, failed ones, and all there are (no state): the rest has completed. One statement, one moment.
-SELECT q.name AS queue, t.type, t.priority, t.state, t.ready_at <= m.now AS due, count(*) AS tasks, min(t.ready_at) AS oldest
-FROM {schema}.moment($1) m(now), {schema}.task t LEFT JOIN {schema}.lane l ON l.id = t.lane
-JOIN {schema}.queue q ON q.id = CASE WHEN t.lane < 0 THEN -t.lane ELSE l.queue END GROUP BY 1, 2, 3, 4, 5
+SELECT q.name AS queue, g.type, g.priority, g.state, g.due, sum(g.tasks)::bigint AS tasks, min(g.oldest) AS oldest
+FROM {schema}.count_live({schema}.moment($1)) g, LATERAL (SELECT CASE WHEN g.lane < 0 THEN -g.lane ELSE (SELECT l.queue FROM {schema}.lane l WHERE l.id = g.lane) END AS id) k
+JOIN {schema}.queue q ON q.id = k.id GROUP BY 1, 2, 3, 4, 5
 UNION ALL
-SELECT b.queue, b.type, b.priority, e.state, false, count(*), NULL FROM {schema}.ended e JOIN {schema}.body b ON b.id = e.id WHERE e.state >= 6 GROUP BY 1, 2, 3, 4
+SELECT f.queue, f.type, f.priority, f.state, false, f.tasks, NULL FROM {schema}.count_failed() f
 UNION ALL
-SELECT a.queue, a.type, a.priority, NULL, false, sum(a.tasks)::bigint, NULL FROM (
-  SELECT queue, type, priority, tasks FROM {schema}.tally
-  UNION ALL SELECT queue, type, priority, count(*) FROM {schema}.body WHERE seq > (SELECT seq FROM {schema}.tally_mark) GROUP BY 1, 2, 3
-) a GROUP BY 1, 2, 3;
+SELECT a.queue, a.type, a.priority, NULL, false, a.tasks, NULL FROM {schema}.count_bodies() a;
 
 -- name: fold
 SELECT {schema}.fold_tally($1, $2);

@@ -228,7 +228,8 @@ CREATE TABLE stir (                              -- what happened in a lane: slo
   number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   lane   bigint  NOT NULL,
   freed  integer NOT NULL DEFAULT 0,
-  look   boolean NOT NULL DEFAULT true           -- tasks came or left: what is next in it may have changed
+  look   boolean NOT NULL DEFAULT true,          -- tasks came or left: what is next in it may have changed
+  at     bigint  NOT NULL DEFAULT 0              -- nothing that came is older than this; so a look need not begin with what is long gone
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 CREATE TABLE falling (                           -- ended tasks whose edges are still to fall, in slices
   number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -308,6 +309,7 @@ CREATE TABLE workers (
   joined_at bigint NOT NULL,
   beat_at   bigint NOT NULL,
   request   bigint NOT NULL DEFAULT 0,           -- the last that took tasks
+  oldest    bigint NOT NULL DEFAULT 0,           -- of its requests before this one it holds nothing any more
   info      text   NOT NULL
 ) WITH (fillfactor = 30, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 
@@ -352,6 +354,13 @@ CREATE TABLE event (                             -- a ring, filled only while so
 CREATE INDEX event_at ON event (at);
 
 -- What every entry point carries: its own search path, and plans that are made once and go by the indexes.
+--
+-- Which index is for the statements to say. Live tasks come and go, so their table is often looked at (ANALYZE) while it is empty; for a long time after that the
+-- planner takes it for one row, and reads all of it in the order of an index rather than look for rows one by one. So in every statement
+--   rows are joined to what names them by `id = ANY (ARRAY[u.id])`, which can only be a look for each, and whether there is one is asked by a subquery that
+--   gives a value (`(SELECT id …) IS NULL`), not by EXISTS, which is a join as well;
+--   what is locked in the order of ids is sorted by uuid_send(id), the same order, which no index has;
+--   `+ 0` keeps a partial index on a column (state, top, shut) away from those who come by the id.
 CREATE PROCEDURE harden(VARIADIC names text[]) LANGUAGE plpgsql AS $$
 DECLARE
   name text;

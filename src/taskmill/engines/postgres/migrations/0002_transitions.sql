@@ -38,11 +38,12 @@ BEGIN
 END $$;
 
 -- The task left the state it was in: its slot returns, and its lane looks for its next task when a waiting one left it, or the one its order waited for.
--- `arrives`: it becomes claimable there, now or later.
-CREATE FUNCTION leave_lane(t task, arrives boolean) RETURNS void LANGUAGE plpgsql AS $$
+-- `arrives_at`: its age, where it becomes claimable there, now or later.
+CREATE FUNCTION leave_lane(t task, arrives_at bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF t.lane > 0 THEN
-    INSERT INTO stir (lane, freed, look) VALUES (t.lane, (t.state = 3)::integer, arrives OR t.state <> 3 OR t.flags & 1 <> 0);
+    INSERT INTO stir (lane, freed, look, at)
+    VALUES (t.lane, (t.state = 3)::integer, arrives_at IS NOT NULL OR t.state <> 3 OR t.flags & 1 <> 0, coalesce(arrives_at, 9223372036854775807));
   END IF;
 END $$;
 
@@ -57,7 +58,7 @@ $$;
 -- Pending, scheduled or retrying from `ready_at` on. `keep_lease`: its own holder ended it, so the lease stays known for the repeat of that step.
 CREATE FUNCTION set_ready(t task, new_state smallint, new_ready_at bigint, keep_lease boolean, now bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM leave_lane(t, true);
+  PERFORM leave_lane(t, new_ready_at);
   UPDATE task SET state = new_state, ready_at = new_ready_at, failures = t.failures, crashes = t.crashes, executions = t.executions, flags = t.flags,
     must_end = t.must_end, open_edges = t.open_edges, token = CASE WHEN keep_lease THEN t.token END, worker = CASE WHEN keep_lease THEN t.worker END,
     request = NULL, awaits = NULL, version = version + 1, updated_at = now
@@ -91,7 +92,7 @@ END $$;
 
 CREATE FUNCTION make_waiting(t task, deadline bigint, new_awaits text, now bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM leave_lane(t, false);
+  PERFORM leave_lane(t, NULL);
   UPDATE task SET state = 4, ready_at = deadline, flags = t.flags, open_edges = t.open_edges, awaits = new_awaits, failures = t.failures, crashes = t.crashes,
     version = version + 1, updated_at = now
   WHERE id = t.id;
@@ -105,7 +106,7 @@ DECLARE
   attempt boolean := t.state = 3;
   owed json;
 BEGIN
-  PERFORM leave_lane(t, false);
+  PERFORM leave_lane(t, NULL);
   DELETE FROM task WHERE id = t.id;
   INSERT INTO ended (id, seq, state, flags, version, executions, failures, crashes, open_edges, finished_at, token, worker, claimed_at, started_at,
     must_end, phase, progress, opened, result, error)

@@ -100,7 +100,7 @@ BEGIN
   IF t.state = 3 THEN
     RETURN false;
   END IF;
-  PERFORM leave_lane(t, true);
+  PERFORM leave_lane(t, 0);
   UPDATE task SET state = CASE WHEN t.state = 4 THEN 4 WHEN p_run_at > now THEN 1 ELSE 0 END,
     ready_at = CASE WHEN t.state = 4 THEN ready_at WHEN p_run_at > now THEN p_run_at ELSE now END,
     priority = p_priority, size = octet_length(p_payload::text), version = version + 1, updated_at = now WHERE id = t.id;
@@ -163,7 +163,7 @@ CREATE FUNCTION break_seals(p_tasks uuid[], now bigint) RETURNS void LANGUAGE pl
 DECLARE
   t task;
 BEGIN
-  FOR t IN SELECT * FROM task WHERE id = ANY (p_tasks) ORDER BY id FOR UPDATE LOOP
+  FOR t IN SELECT * FROM task WHERE id = ANY (p_tasks) ORDER BY uuid_send(id) FOR UPDATE LOOP
     CONTINUE WHEN t.flags & 64 = 0;
     t.flags := t.flags & ~64;
     IF t.state = 4 AND t.open_edges = 0 THEN
@@ -183,21 +183,21 @@ DECLARE
 BEGIN
   PERFORM 1 FROM task t WHERE t.id = ANY (ARRAY(
     SELECT DISTINCT e.other FROM unnest(p_of, p_to, p_at, p_kind) e(place, other, at, kind) WHERE e.kind >= 10 AND p_alive[e.place] AND p_alive[e.at] IS NOT TRUE))
-  ORDER BY t.id FOR UPDATE;
+  ORDER BY uuid_send(t.id) FOR UPDATE;
   -- A record that is waited for is not pruned before the edge is there.
   PERFORM 1 FROM ended d WHERE d.id = ANY (ARRAY(
     SELECT DISTINCT e.other FROM unnest(p_of, p_to, p_at, p_kind) e(place, other, at, kind) WHERE e.kind < 10 AND p_alive[e.place] AND p_alive[e.at] IS NOT TRUE))
-  ORDER BY d.id FOR KEY SHARE;
+  ORDER BY uuid_send(d.id) FOR KEY SHARE;
   WHILE found_bad LOOP
     found_bad := false;
     FOR v IN
       SELECT DISTINCT ON (x.place) x.place, CASE WHEN x.code = 'key_in_flight' THEN 'busy' ELSE 'refused' END, NULL, false, x.code, x.other::text FROM (
         SELECT e.place, e.other, e.number, CASE
           WHEN p_busy[e.at] THEN 'key_in_flight'
-          WHEN e.kind < 10 AND NOT EXISTS (SELECT 1 FROM body b WHERE b.id = e.other)
-            AND NOT EXISTS (SELECT 1 FROM known k WHERE k.id = e.other AND k.until > now) THEN 'unknown_edge'
-          WHEN e.kind >= 10 AND NOT EXISTS (SELECT 1 FROM body b WHERE b.id = e.other) THEN 'unknown_edge'
-          WHEN e.kind >= 10 AND NOT EXISTS (SELECT 1 FROM task t WHERE t.id = e.other AND t.state + 0 = 4 AND t.flags & 64 <> 0) THEN 'no_seal' END AS code
+          WHEN e.kind < 10 AND (SELECT b.id FROM body b WHERE b.id = e.other) IS NULL
+            AND (SELECT k.id FROM known k WHERE k.id = e.other AND k.until > now) IS NULL THEN 'unknown_edge'
+          WHEN e.kind >= 10 AND (SELECT b.id FROM body b WHERE b.id = e.other) IS NULL THEN 'unknown_edge'
+          WHEN e.kind >= 10 AND (SELECT t.id FROM task t WHERE t.id = e.other AND t.state + 0 = 4 AND t.flags & 64 <> 0) IS NULL THEN 'no_seal' END AS code
         FROM unnest(p_of, p_to, p_at, p_kind) WITH ORDINALITY e(place, other, at, kind, number)
         WHERE p_alive[e.place] AND p_alive[e.at] IS NOT TRUE) x
       WHERE x.code IS NOT NULL ORDER BY x.place, x.number
@@ -270,7 +270,7 @@ BEGIN
     PERFORM set_config('taskmill.quiet', 'on', true);
   END IF;
   IF p_unseal IS NOT NULL THEN
-    SELECT 0, 'unknown', u.id::text, false, NULL, NULL INTO v FROM unnest(p_unseal) u(id) WHERE NOT EXISTS (SELECT 1 FROM body b WHERE b.id = u.id) AND u.id <> ALL (p_ids) LIMIT 1;
+    SELECT 0, 'unknown', u.id::text, false, NULL, NULL INTO v FROM unnest(p_unseal) u(id) WHERE (SELECT b.id FROM body b WHERE b.id = u.id) IS NULL AND u.id <> ALL (p_ids) LIMIT 1;
     IF FOUND THEN
       RETURN NEXT v;
       RETURN;
@@ -315,7 +315,7 @@ BEGIN
     DELETE FROM known WHERE id = ANY (p_ids) AND state IS NULL;
     FOR v IN
       SELECT u.place, 'duplicate', u.id::text, false, 'compare', 'hash:' || encode(k.hash, 'hex')
-      FROM unnest(p_ids) WITH ORDINALITY u(id, place) JOIN known k ON k.id = u.id WHERE k.until > now
+      FROM unnest(p_ids) WITH ORDINALITY u(id, place) JOIN known k ON k.id = ANY (ARRAY[u.id]) WHERE k.until > now
     LOOP
       alive[v.place] := false;
       verdicts := verdicts || v;
@@ -325,7 +325,7 @@ BEGIN
     alive := coalesce(alive, array_fill(true, ARRAY[n]));
     busy := array_fill(false, ARRAY[n]);
     FOR v IN
-      SELECT u.place, 'duplicate', u.id::text, false, 'compare', b.payload::text FROM unnest(p_ids) WITH ORDINALITY u(id, place) JOIN body b ON b.id = u.id WHERE alive[u.place]
+      SELECT u.place, 'duplicate', u.id::text, false, 'compare', b.payload::text FROM unnest(p_ids) WITH ORDINALITY u(id, place) JOIN body b ON b.id = ANY (ARRAY[u.id]) WHERE alive[u.place]
     LOOP
       alive[v.place] := false;
       verdicts := verdicts || v;
@@ -345,8 +345,8 @@ BEGIN
     FOR r IN
       SELECT u.place::integer AS place, u.id, tenants[u.line] AS tenant, types[u.line] AS type, u.key, u.hash, now + spans[u.line] AS until
       FROM unnest(p_ids, p_line, p_key, p_hash) WITH ORDINALITY u(id, line, key, hash, place)
-      WHERE put < high AND u.key IS NOT NULL AND alive[u.place] AND NOT EXISTS (
-        SELECT 1 FROM dedupe d WHERE d.tenant = tenants[u.line] AND d.type = types[u.line] AND d.key = u.key AND d.id = u.id)
+      WHERE put < high AND u.key IS NOT NULL AND alive[u.place] AND (
+        SELECT d.id FROM dedupe d WHERE d.tenant = tenants[u.line] AND d.type = types[u.line] AND d.key = u.key AND d.id = u.id) IS NULL
     LOOP
       v := judge_key(r.place, r.tenant, r.type, r.key, r.id, r.hash, r.until, now);
       IF v.place IS NOT NULL THEN
@@ -427,7 +427,7 @@ BEGIN
       put := cardinality(verdicts);
       FOR v IN
         SELECT u.place, 'duplicate', u.id::text, false, 'compare', b.payload::text
-        FROM unnest(p_ids, seqs) WITH ORDINALITY u(id, seq, place) JOIN body b ON b.id = u.id WHERE SQLSTATE = '23505' AND alive[u.place] AND b.seq <> u.seq
+        FROM unnest(p_ids, seqs) WITH ORDINALITY u(id, seq, place) JOIN body b ON b.id = ANY (ARRAY[u.id]) WHERE SQLSTATE = '23505' AND alive[u.place] AND b.seq <> u.seq
       LOOP
         alive[v.place] := false;
         verdicts := verdicts || v;
@@ -490,7 +490,7 @@ BEGIN
       UPDATE task SET open_edges = open_edges + r.n, flags = task.flags | 16 WHERE id = r.parent;
     END LOOP;
     INSERT INTO late_edge (edge)
-    SELECT d.number FROM unnest(p_edge_of, p_edge_to, p_edge_at, p_edge_kind) e(place, other, at, kind) JOIN edge d ON d.parent = p_ids[e.place] AND d.child = e.other
+    SELECT d.number FROM unnest(p_edge_of, p_edge_to, p_edge_at, p_edge_kind) e(place, other, at, kind) JOIN edge d ON d.parent = ANY (ARRAY[p_ids[e.place]]) AND d.child = e.other
     WHERE e.kind < 10 AND alive[e.place] AND alive[e.at] IS NOT TRUE ON CONFLICT DO NOTHING;
   END IF;
   IF limiting IS NOT NULL AND p_own THEN
@@ -519,7 +519,7 @@ BEGIN
   FROM unnest(p_ids, seqs, p_line, p_run_at, p_delay, p_expires_at, p_payloads) WITH ORDINALITY u(id, seq, line, run_at, delay, expires_at, payload, place)
   WHERE alive IS NULL OR alive[u.place];
   IF NOT all_plain THEN
-    INSERT INTO stir (lane) SELECT DISTINCT lanes[u.line] FROM unnest(p_line) WITH ORDINALITY u(line, place) WHERE lanes[u.line] > 0 AND (alive IS NULL OR alive[u.place]);
+    INSERT INTO stir (lane, at) SELECT DISTINCT lanes[u.line], now FROM unnest(p_line) WITH ORDINALITY u(line, place) WHERE lanes[u.line] > 0 AND (alive IS NULL OR alive[u.place]);
     INSERT INTO ordered (lane, seq, id)
     SELECT lanes[u.line], u.seq, u.id FROM unnest(p_ids, seqs, p_line) WITH ORDINALITY u(id, seq, line, place) WHERE orders[u.line] AND (alive IS NULL OR alive[u.place]);
   END IF;

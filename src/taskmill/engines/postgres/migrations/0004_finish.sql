@@ -75,7 +75,7 @@ DECLARE
 BEGIN
   FOR r IN
     SELECT e.id, e.version, json_build_object('id', e.id, 'type', b.type, 'queue', b.queue, 'state', 'completed', 'version', e.version) AS owed
-    FROM ended e JOIN body b ON b.id = e.id WHERE e.id = ANY (ids) ORDER BY e.id
+    FROM ended e JOIN body b ON b.id = ANY (ARRAY[e.id]) WHERE e.id = ANY (ids) ORDER BY uuid_send(e.id)
   LOOP
     PERFORM owe('ended', r.id::text, r.owed, now);
     PERFORM tell('task.completed', r.id::text, r.version, now, facts(r.id));
@@ -244,7 +244,7 @@ BEGIN
     RETURN judge_stale(o);
   END IF;
   IF o.ending = 'waiting' THEN
-    SELECT u.id INTO unknown FROM unnest(o.tasks) u(id) WHERE NOT EXISTS (SELECT 1 FROM body b WHERE b.id = ANY (ARRAY[u.id])) LIMIT 1;
+    SELECT u.id INTO unknown FROM unnest(o.tasks) u(id) WHERE (SELECT b.id FROM body b WHERE b.id = u.id) IS NULL LIMIT 1;
     IF FOUND THEN
       RETURN (o.task::text, o.token, 'unknown_edge', unknown::text, NULL)::ending;
     END IF;

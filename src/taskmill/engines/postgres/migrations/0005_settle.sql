@@ -57,7 +57,7 @@ CREATE FUNCTION refresh_shares(numbers bigint[]) RETURNS void LANGUAGE plpgsql A
 BEGIN
   UPDATE share s SET top = n.top
   FROM unnest(numbers) u(id), LATERAL (SELECT (SELECT l.top FROM lane l WHERE l.share = u.id AND l.top IS NOT NULL AND l.shut IS NULL ORDER BY l.top DESC LIMIT 1) AS top) n
-  WHERE s.id = u.id AND s.top IS DISTINCT FROM n.top;
+  WHERE s.id = ANY (ARRAY[u.id]) AND s.top IS DISTINCT FROM n.top;
 END $$;
 
 -- How shares stand at limits: with the best of their lanes that are shut there, or not at all. Pairs, each once.
@@ -68,10 +68,10 @@ BEGIN
       (SELECT l.top FROM lane l WHERE l.shut = u.counter AND l.share = u.share AND l.top IS NOT NULL AND l.shut IS NOT NULL ORDER BY l.top DESC LIMIT 1) AS top
     FROM (SELECT DISTINCT c AS counter, s AS share FROM unnest(p_counters, p_shares) x(c, s)) u
   ), gone AS (
-    DELETE FROM stand d USING pair p WHERE d.counter = p.counter AND d.share = p.share AND p.top IS NULL
+    DELETE FROM stand d USING pair p WHERE d.counter = ANY (ARRAY[p.counter]) AND d.share = p.share AND p.top IS NULL
   )
   INSERT INTO stand (counter, share, queue, turn, top)
-  SELECT p.counter, s.id, s.queue, s.turn, p.top FROM pair p JOIN share s ON s.id = p.share WHERE p.top IS NOT NULL
+  SELECT p.counter, s.id, s.queue, s.turn, p.top FROM pair p JOIN share s ON s.id = ANY (ARRAY[p.share]) WHERE p.top IS NOT NULL
   ON CONFLICT (counter, share) DO UPDATE SET top = excluded.top, turn = excluded.turn WHERE (stand.top, stand.turn) IS DISTINCT FROM (excluded.top, excluded.turn);
 END $$;
 
@@ -87,7 +87,7 @@ DECLARE
   opened integer;
 BEGIN
   SELECT array_agg(c.id), array_agg(least(room_of(c, now), 1000)) INTO stood, rooms
-  FROM counter c WHERE c.id = ANY (numbers) AND EXISTS (SELECT 1 FROM stand s WHERE s.counter = c.id);
+  FROM counter c WHERE c.id = ANY (numbers) AND (SELECT s.share FROM stand s WHERE s.counter = c.id LIMIT 1) IS NOT NULL;
   IF stood IS NULL THEN
     RETURN 0;
   END IF;
@@ -119,7 +119,8 @@ END $$;
 -- Look again what is next in these lanes. An ordered lane's next is its first task that has not ended, if it is the one to run now: while it runs, retries,
 -- sleeps or waits, nothing overtakes it. A lane that got better leaves the limit it stood at: if there is room, it belongs to the best. Answers the limits of the
 -- lanes that changed: one that was opened for its best task may have lost it, and the room goes to whoever is best now.
-CREATE FUNCTION refresh_lanes(numbers bigint[], now bigint) RETURNS bigint[] LANGUAGE plpgsql AS $$
+-- `ats`: nothing that came to the lane since the last look is older than this; all else is behind what was next then, or of a lower priority.
+CREATE FUNCTION refresh_lanes(numbers bigint[], ats bigint[], now bigint) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
   shares bigint[];
   left_counters bigint[];
@@ -127,19 +128,22 @@ DECLARE
   limits bigint[];
 BEGIN
   WITH head AS MATERIALIZED (
-    SELECT l.id, l.share, l.counters, l.shut, h.top, h.head_at, h.head_seq, h.type, l.order_key FROM unnest(numbers) u(id) JOIN lane l ON l.id = u.id
+    SELECT l.id, l.share, l.counters, l.shut, h.top, h.head_at, h.head_seq, h.type, l.order_key FROM unnest(numbers, ats) u(id, at) JOIN lane l ON l.id = ANY (ARRAY[u.id])
     LEFT JOIN LATERAL (
-      (SELECT t.priority AS top, t.ready_at AS head_at, t.seq AS head_seq, NULL::text AS type FROM task t
-       WHERE l.order_key = '' AND t.lane = l.id AND t.lane > 0 AND t.state = 0 ORDER BY t.priority DESC, t.ready_at, t.seq LIMIT 1)
+      (SELECT t.priority AS top, t.ready_at AS head_at, t.seq AS head_seq, NULL::text AS type FROM generate_series(3, 0, -1) level, LATERAL (
+         SELECT t.priority, t.ready_at, t.seq FROM task t
+         WHERE l.order_key = '' AND t.lane = l.id AND t.lane > 0 AND t.state = 0 AND t.priority = level
+           AND t.ready_at >= CASE WHEN level < l.top THEN 0 WHEN level = l.top THEN least(u.at, l.head_at) ELSE u.at END
+         ORDER BY t.ready_at, t.seq LIMIT 1) t LIMIT 1)
       UNION ALL
       (SELECT t.priority, t.ready_at, t.seq, t.type FROM (
-         SELECT o.id FROM ordered o WHERE l.order_key <> '' AND o.lane = l.id ORDER BY o.seq LIMIT 1) f JOIN task t ON t.id = f.id WHERE t.state = 0)
+         SELECT o.id FROM ordered o WHERE l.order_key <> '' AND o.lane = l.id ORDER BY o.seq LIMIT 1) f JOIN task t ON t.id = ANY (ARRAY[f.id]) WHERE t.state + 0 = 0)
     ) h ON true
     WHERE (l.top, l.head_at, l.head_seq) IS DISTINCT FROM (h.top, h.head_at, h.head_seq)
   ), changed AS (
     UPDATE lane l SET top = h.top, head_at = h.head_at, head_seq = h.head_seq, needs = CASE WHEN h.order_key <> '' AND h.top IS NOT NULL THEN h.type ELSE l.needs END,
       shut = CASE WHEN h.top IS NULL OR (h.top, -h.head_at, -h.head_seq) > (l.top, -l.head_at, -l.head_seq) THEN NULL ELSE l.shut END
-    FROM head h WHERE l.id = h.id
+    FROM head h WHERE l.id = ANY (ARRAY[h.id])
     RETURNING l.share, l.counters, h.shut AS stood
   )
   SELECT array_agg(DISTINCT share), array_agg(stood) FILTER (WHERE stood IS NOT NULL), array_agg(share) FILTER (WHERE stood IS NOT NULL),
@@ -158,6 +162,7 @@ END $$;
 CREATE FUNCTION take_stirs(now bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
   looks bigint[];
+  ats bigint[];
   lanes bigint[];
   slots integer[];
   numbers bigint[];
@@ -165,25 +170,26 @@ DECLARE
   limits bigint[] := '{}';
 BEGIN
   WITH gone AS (
-    DELETE FROM stir WHERE number = ANY (ARRAY(SELECT number FROM stir ORDER BY number LIMIT 2000)) RETURNING stir.lane, stir.freed, stir.look
+    DELETE FROM stir WHERE number = ANY (ARRAY(SELECT number FROM stir ORDER BY number LIMIT 2000)) RETURNING stir.lane, stir.freed, stir.look, stir.at
   ), each AS (
-    SELECT g.lane, sum(g.freed)::integer AS freed, bool_or(g.look) AS look FROM gone g GROUP BY g.lane
+    SELECT g.lane, sum(g.freed)::integer AS freed, bool_or(g.look) AS look, min(g.at) FILTER (WHERE g.look) AS at FROM gone g GROUP BY g.lane
   )
-  SELECT array_agg(e.lane) FILTER (WHERE e.look), array_agg(e.lane) FILTER (WHERE e.freed > 0), array_agg(e.freed) FILTER (WHERE e.freed > 0)
-  INTO looks, lanes, slots FROM each e;
+  SELECT array_agg(e.lane) FILTER (WHERE e.look), array_agg(e.at) FILTER (WHERE e.look), array_agg(e.lane) FILTER (WHERE e.freed > 0),
+    array_agg(e.freed) FILTER (WHERE e.freed > 0)
+  INTO looks, ats, lanes, slots FROM each e;
   IF looks IS NULL AND lanes IS NULL THEN
     RETURN false;
   END IF;
   IF lanes IS NOT NULL THEN
     SELECT array_agg(x.counter), array_agg(x.n) INTO numbers, counts FROM (
-      SELECT c.counter, sum(u.n)::integer AS n FROM unnest(lanes, slots) u(lane, n) JOIN lane l ON l.id = u.lane, unnest(l.counters) c(counter) GROUP BY c.counter) x;
+      SELECT c.counter, sum(u.n)::integer AS n FROM unnest(lanes, slots) u(lane, n) JOIN lane l ON l.id = ANY (ARRAY[u.lane]), unnest(l.counters) c(counter) GROUP BY c.counter) x;
     IF numbers IS NOT NULL THEN
-      UPDATE counter c SET running = greatest(c.running - u.n, 0), idle_at = greatest(c.idle_at, now) FROM unnest(numbers, counts) u(id, n) WHERE c.id = u.id;
+      UPDATE counter c SET running = greatest(c.running - u.n, 0), idle_at = greatest(c.idle_at, now) FROM unnest(numbers, counts) u(id, n) WHERE c.id = ANY (ARRAY[u.id]);
       limits := numbers;
     END IF;
   END IF;
   IF looks IS NOT NULL THEN
-    limits := limits || refresh_lanes(looks, now);
+    limits := limits || refresh_lanes(looks, ats, now);
   END IF;
   PERFORM wake(limits, now);
   RETURN true;
@@ -196,17 +202,17 @@ DECLARE
   locked uuid[];
   r record;
 BEGIN
-  locked := ARRAY(SELECT id FROM task WHERE id = ANY (ids) ORDER BY id FOR UPDATE SKIP LOCKED);
+  locked := ARRAY(SELECT id FROM task WHERE id = ANY (ids) ORDER BY uuid_send(id) FOR UPDATE SKIP LOCKED);
   IF cardinality(locked) < cardinality(ids) THEN
     INSERT INTO lowering (id, edges, failed)
-    SELECT u.id, u.n, u.bad FROM unnest(ids, counts, fails) u(id, n, bad) JOIN task w ON w.id = u.id WHERE u.id <> ALL (locked);
-    UPDATE ended e SET open_edges = e.open_edges - u.n FROM unnest(ids, counts) u(id, n) WHERE e.id = u.id;
+    SELECT u.id, u.n, u.bad FROM unnest(ids, counts, fails) u(id, n, bad) JOIN task w ON w.id = ANY (ARRAY[u.id]) WHERE u.id <> ALL (locked);
+    UPDATE ended e SET open_edges = e.open_edges - u.n FROM unnest(ids, counts) u(id, n) WHERE e.id = ANY (ARRAY[u.id]);
     SELECT array_agg(u.id), array_agg(u.n), array_agg(u.bad) INTO ids, counts, fails FROM unnest(ids, counts, fails) u(id, n, bad) WHERE u.id = ANY (locked);
   END IF;
-  UPDATE task w SET open_edges = w.open_edges - u.n FROM unnest(ids, counts) u(id, n) WHERE w.id = u.id;
+  UPDATE task w SET open_edges = w.open_edges - u.n FROM unnest(ids, counts) u(id, n) WHERE w.id = ANY (ARRAY[u.id]);
   FOR r IN
-    SELECT w AS t, u.bad FROM unnest(ids, fails) u(id, bad) JOIN task w ON w.id = u.id
-    WHERE w.state = 4 AND (u.bad OR (w.open_edges = 0 AND w.flags & (64 | 128) = 0)) ORDER BY w.seq
+    SELECT w AS t, u.bad FROM unnest(ids, fails) u(id, bad) JOIN task w ON w.id = ANY (ARRAY[u.id])
+    WHERE w.state + 0 = 4 AND (u.bad OR (w.open_edges = 0 AND w.flags & (64 | 128) = 0)) ORDER BY w.seq
   LOOP
     IF r.bad THEN
       PERFORM make_cancelled(r.t, now, '{"code":"edge_failed","message":"a task it waits for did not complete"}', 'edge_failed');
@@ -235,7 +241,7 @@ BEGIN
   ), slice AS MATERIALIZED (
     SELECT number, count(*) AS n, max(edge) AS last FROM fell GROUP BY number
   ), moved AS (
-    UPDATE falling f SET after = s.last FROM slice s WHERE f.number = s.number AND s.n = 250
+    UPDATE falling f SET after = s.last FROM slice s WHERE f.number = ANY (ARRAY[s.number]) AND s.n = 250
   ), done AS (
     DELETE FROM falling f WHERE f.number = ANY (numbers) AND NOT EXISTS (SELECT 1 FROM slice s WHERE s.number = f.number AND s.n = 250)
   )
@@ -259,25 +265,25 @@ DECLARE
   fails boolean[];
 BEGIN
   SELECT array_agg(l.edge), array_agg(DISTINCT e.child) INTO numbers, children
-  FROM (SELECT edge FROM late_edge ORDER BY edge LIMIT 2000) l JOIN edge e ON e.number = l.edge;
+  FROM (SELECT edge FROM late_edge ORDER BY edge LIMIT 2000) l JOIN edge e ON e.number = ANY (ARRAY[l.edge]);
   IF numbers IS NULL THEN
-    DELETE FROM late_edge l WHERE NOT EXISTS (SELECT 1 FROM edge e WHERE e.number = l.edge);
+    DELETE FROM late_edge l WHERE (SELECT e.number FROM edge e WHERE e.number = l.edge) IS NULL;
     RETURN false;
   END IF;
-  locked := ARRAY(SELECT id FROM task WHERE id = ANY (children) ORDER BY id FOR UPDATE SKIP LOCKED);
+  locked := ARRAY(SELECT id FROM task WHERE id = ANY (children) ORDER BY uuid_send(id) FOR UPDATE SKIP LOCKED);
   UPDATE task SET flags = flags | 32 WHERE id = ANY (locked) AND flags & 32 = 0;
-  DELETE FROM late_edge l USING edge e WHERE l.edge = ANY (numbers) AND e.number = l.edge AND e.child = ANY (locked);
+  DELETE FROM late_edge l USING edge e WHERE l.edge = ANY (numbers) AND e.number = ANY (ARRAY[l.edge]) AND e.child = ANY (locked);
   WITH late AS MATERIALIZED (
     SELECT e.number, e.parent, e.child, e.on_failure, coalesce(d.state, k.state) AS state, d.result
-    FROM unnest(numbers) u(number) JOIN late_edge l ON l.edge = u.number JOIN edge e ON e.number = u.number
-    LEFT JOIN ended d ON d.id = e.child LEFT JOIN known k ON k.id = e.child
-    WHERE e.child <> ALL (locked) AND NOT EXISTS (SELECT 1 FROM task t WHERE t.id = e.child)
+    FROM unnest(numbers) u(number) JOIN late_edge l ON l.edge = ANY (ARRAY[u.number]) JOIN edge e ON e.number = ANY (ARRAY[u.number])
+    LEFT JOIN ended d ON d.id = ANY (ARRAY[e.child]) LEFT JOIN known k ON k.id = ANY (ARRAY[e.child])
+    WHERE e.child <> ALL (locked) AND (SELECT t.id FROM task t WHERE t.id = e.child) IS NULL
   ), done AS (
-    DELETE FROM late_edge l USING late WHERE l.edge = late.number AND late.state IS NOT NULL
+    DELETE FROM late_edge l USING late WHERE l.edge = ANY (ARRAY[late.number]) AND late.state IS NOT NULL
   ), fell AS (
-    UPDATE edge e SET outcome = late.state, result = late.result FROM late WHERE e.number = late.number AND (late.state = 5 OR late.on_failure <> 2)
+    UPDATE edge e SET outcome = late.state, result = late.result FROM late WHERE e.number = ANY (ARRAY[late.number]) AND (late.state = 5 OR late.on_failure <> 2)
   ), held AS (  -- it falls when the child is opened again and completes
-    UPDATE ended d SET flags = d.flags | 32 FROM late WHERE d.id = late.child AND late.state <> 5 AND late.on_failure = 2
+    UPDATE ended d SET flags = d.flags | 32 FROM late WHERE d.id = ANY (ARRAY[late.child]) AND late.state <> 5 AND late.on_failure = 2
   )
   SELECT array_agg(x.parent), array_agg(x.n), array_agg(x.bad) INTO parents, counts, fails FROM (
     SELECT parent, count(*)::integer AS n, bool_or(state <> 5 AND on_failure = 0) AS bad FROM late WHERE state = 5 OR state > 5 AND on_failure <> 2 GROUP BY parent) x;
@@ -317,7 +323,7 @@ BEGIN
     UPDATE task SET version = version + (state = 4)::integer, ready_at = CASE state WHEN 4 THEN now ELSE ready_at END, state = 0, flags = flags & ~128, awaits = NULL
     WHERE id = ANY (ids);
     lanes := ARRAY(SELECT DISTINCT lane FROM task WHERE id = ANY (ids) AND lane > 0);
-    PERFORM wake(refresh_lanes(lanes, now), now);
+    PERFORM wake(refresh_lanes(lanes, array_fill(0::bigint, ARRAY[cardinality(lanes)]), now), now);
     PERFORM announce(ARRAY(SELECT DISTINCT queue_of(lane) FROM task WHERE id = ANY (ids)));
   END IF;
   passed := ARRAY(SELECT id FROM counter WHERE wake_at IS NOT NULL AND wake_at <= now ORDER BY wake_at LIMIT 500);

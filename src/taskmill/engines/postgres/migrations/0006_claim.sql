@@ -38,7 +38,7 @@ BEGIN
     target := lane_id(l.queue, (SELECT name FROM share WHERE id = l.share), l.limits, '', t.type);
   END IF;
   UPDATE task SET lane = target, state = CASE WHEN ready_at <= now THEN 0 ELSE state END WHERE id = t.id;
-  INSERT INTO stir (lane) SELECT number FROM unnest(ARRAY[target, t.lane]) number WHERE number > 0;
+  INSERT INTO stir (lane, at) SELECT number, t.ready_at FROM unnest(ARRAY[target, t.lane]) number WHERE number > 0;
   PERFORM announce(ARRAY[queue_of(target)]);
 END $$;
 
@@ -49,7 +49,7 @@ DECLARE
   room integer;
 BEGIN
   p.picked := '{}';
-  FOR r IN SELECT t FROM unnest(ids) WITH ORDINALITY u(id, place) JOIN task t ON t.id = u.id ORDER BY u.place LOOP
+  FOR r IN SELECT t FROM unnest(ids) WITH ORDINALITY u(id, place) JOIN task t ON t.id = ANY (ARRAY[u.id]) ORDER BY u.place LOOP
     room := CASE WHEN (r.t).type <> ALL (p.types) THEN 0 ELSE coalesce((p.rooms ->> (r.t).type)::integer, 1) END;
     IF (r.t).expires_at <= p.now AND (r.t).must_end IS NULL THEN
       PERFORM make_cancelled(r.t, p.now, '{"code":"expired","message":"its time was over before it could run"}', 'expired');
@@ -95,26 +95,63 @@ DECLARE
 BEGIN
   UPDATE task t SET state = 3, token = tokens[u.place], worker = p.worker, request = p.request, claimed_at = p.now, updated_at = p.now,
     version = t.version + 1, executions = t.executions + 1
-  FROM unnest(p.picked) WITH ORDINALITY u(id, place) WHERE t.id = u.id;
+  FROM unnest(p.picked) WITH ORDINALITY u(id, place) WHERE t.id = ANY (ARRAY[u.id]);
   p.taken := p.taken || p.picked;
   p.slots := p.slots - cardinality(p.picked);
   RETURN p;
 END $$;
 
+-- Where to begin in a plain line. An old snapshot that somebody holds keeps the entries of all that was claimed since in the index, and a look from the start
+-- walks over them. After a look that did, this session begins where it last found something, for ten times as long as the look took: a tenth of its time goes
+-- into walking, however long the snapshot is held. It begins a second earlier than it found something, for the sake of those who have yet to commit; what comes
+-- back with an older age meanwhile is met by the next look from the start.
+CREATE FUNCTION line_start(queue_number bigint, level integer) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+DECLARE
+  noted text := nullif(current_setting(format('taskmill.line_%s_%s', queue_number, level), true), '');
+BEGIN
+  RETURN CASE WHEN split_part(noted, ' ', 2)::bigint > moment(NULL) THEN split_part(noted, ' ', 1)::bigint ELSE 0 END;
+END $$;
+
+CREATE FUNCTION entries_read() RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN pg_stat_get_xact_tuples_returned('task_plain'::regclass);
+END $$;
+
+-- After a look: from where, how many entries it met, when it began, what it found first.
+CREATE FUNCTION note_line(queue_number bigint, level integer, start bigint, entries bigint, began bigint, first_at bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  name text := format('taskmill.line_%s_%s', queue_number, level);
+  begin_at bigint := greatest(first_at - 1000000, start);
+BEGIN
+  IF start > 0 THEN
+    PERFORM set_config(name, format('%s %s', begin_at, split_part(current_setting(name), ' ', 2)), false);
+  ELSIF entries > 20000 THEN
+    PERFORM set_config(name, format('%s %s', begin_at, moment(NULL) + 10 * (moment(NULL) - began)), false);
+  END IF;
+END $$;
+
 -- Up to `most` of the plain line of a queue at one priority, past what is not for this worker.
 CREATE FUNCTION pick_plain(p picking, queue_number bigint, level integer, most integer) RETURNS picking LANGUAGE plpgsql AS $$
 DECLARE
+  start bigint;
+  entries bigint;
+  began bigint;
+  first_at bigint;
   ids uuid[];
   odd boolean;
   size bigint;
 BEGIN
   p.picked := '{}';
   WHILE p.picked = '{}' AND p.passed < 1000 LOOP
-    SELECT array_agg(x.id), bool_or(x.type <> ALL (p.types) OR (x.expires_at <= p.now AND x.must_end IS NULL)), sum(x.size) INTO ids, odd, size
+    start := line_start(queue_number, level);
+    entries := entries_read();
+    began := moment(NULL);
+    SELECT array_agg(x.id), bool_or(x.type <> ALL (p.types) OR (x.expires_at <= p.now AND x.must_end IS NULL)), sum(x.size), min(x.ready_at) INTO ids, odd, size, first_at
     FROM (
-      SELECT t.id, t.type, t.expires_at, t.must_end, t.size FROM task t
-      WHERE t.lane = -queue_number AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at <= p.now
+      SELECT t.id, t.type, t.expires_at, t.must_end, t.size, t.ready_at FROM task t
+      WHERE t.lane = -queue_number AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at BETWEEN start AND p.now
       ORDER BY t.ready_at, t.seq LIMIT most FOR UPDATE SKIP LOCKED) x;
+    PERFORM note_line(queue_number, level, start, entries_read() - entries, began, coalesce(first_at, p.now));
     EXIT WHEN ids IS NULL;
     IF odd OR p.rooms IS NOT NULL OR size > p.bytes THEN
       p := sort_out(p, ids, most);
@@ -140,12 +177,12 @@ BEGIN
   SELECT array_agg(x.counter), array_agg(x.n) INTO numbers, counts FROM (
     SELECT c.counter, sum(y.n)::integer AS n
     FROM (SELECT t.lane, count(*) AS n FROM task t WHERE t.id = ANY (p.picked) AND t.lane > 0 GROUP BY t.lane) y
-    JOIN lane l ON l.id = y.lane, unnest(l.counters) c(counter) GROUP BY c.counter) x;
+    JOIN lane l ON l.id = ANY (ARRAY[y.lane]), unnest(l.counters) c(counter) GROUP BY c.counter) x;
   IF numbers IS NOT NULL THEN
-    UPDATE counter c SET running = c.running + u.n, idle_at = greatest(c.idle_at, p.now) FROM unnest(numbers, counts) u(id, n) WHERE c.id = u.id;
-    PERFORM count_starts(c, u.n, p.now) FROM unnest(numbers, counts) u(id, n) JOIN counter c ON c.id = u.id WHERE c.rate IS NOT NULL;
+    UPDATE counter c SET running = c.running + u.n, idle_at = greatest(c.idle_at, p.now) FROM unnest(numbers, counts) u(id, n) WHERE c.id = ANY (ARRAY[u.id]);
+    PERFORM count_starts(c, u.n, p.now) FROM unnest(numbers, counts) u(id, n) JOIN counter c ON c.id = ANY (ARRAY[u.id]) WHERE c.rate IS NOT NULL;
   END IF;
-  limits := refresh_lanes(lanes, p.now);
+  limits := refresh_lanes(lanes, array_fill(9223372036854775807, ARRAY[coalesce(cardinality(lanes), 0)]), p.now);
   IF numbers IS NOT NULL THEN
     PERFORM shut_full(lanes, p.now);
     limits := limits || numbers;
@@ -163,10 +200,10 @@ DECLARE
   shares bigint[];
 BEGIN
   WITH full_one AS MATERIALIZED (
-    SELECT l.id, (SELECT c.id FROM unnest(l.counters) u(id) JOIN counter c ON c.id = u.id WHERE (c.cap IS NOT NULL OR c.rate IS NOT NULL) AND room_of(c, now) = 0 LIMIT 1) AS at
-    FROM unnest(lanes) n(id) JOIN lane l ON l.id = n.id WHERE l.top IS NOT NULL AND l.shut IS NULL
+    SELECT l.id, (SELECT c.id FROM unnest(l.counters) u(id) JOIN counter c ON c.id = ANY (ARRAY[u.id]) WHERE (c.cap IS NOT NULL OR c.rate IS NOT NULL) AND room_of(c, now) = 0 LIMIT 1) AS at
+    FROM lane l WHERE l.id = ANY (lanes) AND l.top + 0 IS NOT NULL AND l.shut + 0 IS NULL
   ), shutting AS (
-    UPDATE lane l SET shut = f.at FROM full_one f WHERE l.id = f.id AND f.at IS NOT NULL RETURNING l.shut, l.share
+    UPDATE lane l SET shut = f.at FROM full_one f WHERE l.id = ANY (ARRAY[f.id]) AND f.at IS NOT NULL RETURNING l.shut, l.share
   )
   SELECT array_agg(s.shut), array_agg(s.share) INTO fulls, shares FROM shutting s;
   IF fulls IS NULL THEN
@@ -198,7 +235,7 @@ BEGIN
     SELECT array_agg(x.id), array_agg(x.room), max(x.head_at), max(x.head_seq) FILTER (WHERE x.n = piece) INTO lanes, rooms, last_at, last_seq
     FROM (
       SELECT l.id, l.head_at, l.head_seq, row_number() OVER (ORDER BY l.head_at, l.head_seq) AS n,
-        coalesce((SELECT min(room_of(c, p.now)) FROM unnest(l.counters) u(id) JOIN counter c ON c.id = u.id), 1073741824) AS room
+        coalesce((SELECT min(room_of(c, p.now)) FROM unnest(l.counters) u(id) JOIN counter c ON c.id = ANY (ARRAY[u.id])), 1073741824) AS room
       FROM (
         SELECT k.id, k.counters, k.head_at, k.head_seq FROM lane k
         WHERE k.share = share_number AND k.top = level AND k.top IS NOT NULL AND k.shut IS NULL AND (k.needs = '' OR k.needs = ANY (p.types))
@@ -215,7 +252,7 @@ BEGIN
     EXIT WHEN ids IS NULL;
     SELECT array_agg(x.id), bool_or(x.type <> ALL (p.types) OR (x.expires_at <= p.now AND x.must_end IS NULL)), sum(x.size) INTO ids, odd, size
     FROM (
-      SELECT t.id, t.type, t.expires_at, t.must_end, t.size FROM unnest(ids) WITH ORDINALITY u(id, place) JOIN task t ON t.id = u.id AND t.state + 0 <= 2
+      SELECT t.id, t.type, t.expires_at, t.must_end, t.size FROM unnest(ids) WITH ORDINALITY u(id, place) JOIN task t ON t.id = ANY (ARRAY[u.id]) AND t.state + 0 <= 2
       ORDER BY u.place FOR UPDATE OF t SKIP LOCKED) x;
     EXIT WHEN ids IS NULL;  -- others hold what is left
     passed_before := p.passed;
@@ -246,25 +283,30 @@ END $$;
 CREATE FUNCTION next_visits(p picking, queue_number bigint, level integer, want integer, with_plain boolean, lanes bigint[], rooms integer[], last_at bigint, last_seq bigint)
 RETURNS uuid[] LANGUAGE plpgsql AS $$
 DECLARE
+  start bigint := line_start(queue_number, level);
+  entries bigint := entries_read();
+  began bigint := moment(NULL);
+  first_at bigint;
   shared bigint[];
   shared_rooms integer[];
   ids uuid[];
 BEGIN
   SELECT array_agg(x.id), array_agg(x.room) INTO shared, shared_rooms FROM (
     SELECT c.id, room_of(c, p.now) AS room FROM counter c WHERE c.id = ANY (ARRAY(
-      SELECT u.counter FROM unnest(lanes) n(id) JOIN lane l ON l.id = n.id, unnest(l.counters) u(counter) GROUP BY u.counter HAVING count(*) > 1))) x;
+      SELECT u.counter FROM unnest(lanes) n(id) JOIN lane l ON l.id = ANY (ARRAY[n.id]), unnest(l.counters) u(counter) GROUP BY u.counter HAVING count(*) > 1))) x;
   WITH candidate AS (
-    SELECT l.id AS lane, t.id, t.ready_at, t.seq, row_number() OVER (PARTITION BY l.id ORDER BY t.ready_at, t.seq) AS n
-    FROM unnest(lanes, rooms) u(id, room) JOIN lane l ON l.id = u.id, LATERAL (
+    SELECT l.id AS lane, t.id, t.ready_at, t.seq, row_number() OVER (PARTITION BY u.id ORDER BY t.ready_at, t.seq) AS n
+    FROM unnest(lanes, rooms) u(id, room) JOIN lane l ON l.id = ANY (ARRAY[u.id]), LATERAL (
       (SELECT t.id, t.ready_at, t.seq FROM task t
-       WHERE l.order_key = '' AND t.lane = l.id AND t.lane > 0 AND t.state = 0 AND t.priority = level ORDER BY t.ready_at, t.seq LIMIT least(want, u.room))
+       WHERE l.order_key = '' AND t.lane = l.id AND t.lane > 0 AND t.state = 0 AND t.priority = level AND t.ready_at >= l.head_at
+       ORDER BY t.ready_at, t.seq LIMIT least(want, u.room))
       UNION ALL
       (SELECT t.id, t.ready_at, t.seq FROM (SELECT o.id FROM ordered o WHERE l.order_key <> '' AND o.lane = l.id ORDER BY o.seq LIMIT 1) f
-       JOIN task t ON t.id = f.id WHERE t.state = 0)) t
+       JOIN task t ON t.id = ANY (ARRAY[f.id]) WHERE t.state + 0 = 0)) t
     UNION ALL
     SELECT 0, t.id, t.ready_at, t.seq, row_number() OVER (ORDER BY t.ready_at, t.seq)
     FROM (SELECT t.id, t.ready_at, t.seq FROM task t
-          WHERE with_plain AND t.lane = -queue_number AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at <= p.now
+          WHERE with_plain AND t.lane = -queue_number AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at BETWEEN start AND p.now
           ORDER BY t.ready_at, t.seq LIMIT want) t
   ), visit AS (
     SELECT c.*, first_value(c.ready_at) OVER w AS visit_at, first_value(c.seq) OVER w AS visit_seq FROM candidate c WINDOW w AS (PARTITION BY c.lane, (c.n - 1) / 8 ORDER BY c.n)
@@ -274,11 +316,14 @@ BEGIN
   ), over AS (
     SELECT r.id FROM (
       SELECT o.id, s.room, row_number() OVER (PARTITION BY s.id ORDER BY o.place) AS n
-      FROM placed o JOIN lane l ON l.id = o.lane, unnest(l.counters) c(counter), unnest(shared, shared_rooms) s(id, room) WHERE shared IS NOT NULL AND s.id = c.counter) r
+      FROM placed o JOIN lane l ON l.id = ANY (ARRAY[o.lane]), unnest(l.counters) c(counter), unnest(shared, shared_rooms) s(id, room) WHERE shared IS NOT NULL AND s.id = c.counter) r
     WHERE r.n > r.room
   )
-  SELECT array_agg(o.id ORDER BY o.place) INTO ids FROM (
+  SELECT array_agg(o.id ORDER BY o.place), (SELECT min(c.ready_at) FROM candidate c WHERE c.lane = 0) INTO ids, first_at FROM (
     SELECT o.id, o.place FROM placed o WHERE o.id NOT IN (SELECT v.id FROM over v) ORDER BY o.place LIMIT want) o;
+  IF with_plain THEN
+    PERFORM note_line(queue_number, level, start, entries_read() - entries, began, coalesce(first_at, p.now));
+  END IF;
   RETURN ids;
 END $$;
 
@@ -302,7 +347,8 @@ BEGIN
     IF names = '{""}' THEN  -- nobody takes turns
       RETURN pick_share(p, q.id, unnamed, level, want, true);
     END IF;
-    has_plain := EXISTS (SELECT 1 FROM task t WHERE t.lane = -q.id AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at <= p.now);
+    has_plain := EXISTS (SELECT 1 FROM task t WHERE t.lane = -q.id AND t.lane < 0 AND t.state <= 2 AND t.priority = level
+      AND t.ready_at BETWEEN line_start(q.id, level) AND p.now);
     IF has_plain THEN
       PERFORM share_id(q.id, '');
     END IF;
@@ -392,6 +438,10 @@ END $$;
 -- Up to `most` of a queue that has nothing but its plain line, locked; nothing at all if something is in the way.
 CREATE FUNCTION next_plain(p picking, queue_number bigint, most integer) RETURNS uuid[] LANGUAGE plpgsql AS $$
 DECLARE
+  start bigint;
+  entries bigint;
+  began bigint;
+  first_at bigint;
   ids uuid[];
   found_all uuid[] := '{}';
   odd boolean;
@@ -401,11 +451,15 @@ BEGIN
     RETURN NULL;
   END IF;
   FOR level IN REVERSE 3..0 LOOP
-    SELECT array_agg(x.id), bool_or(x.type <> ALL (p.types) OR x.expires_at <= p.now OR x.flags & 4 <> 0), sum(x.size) INTO ids, odd, size
+    start := line_start(queue_number, level);
+    entries := entries_read();
+    began := moment(NULL);
+    SELECT array_agg(x.id), bool_or(x.type <> ALL (p.types) OR x.expires_at <= p.now OR x.flags & 4 <> 0), sum(x.size), min(x.ready_at) INTO ids, odd, size, first_at
     FROM (
-      SELECT t.id, t.type, t.expires_at, t.flags, t.size FROM task t
-      WHERE t.lane = -queue_number AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at <= p.now
+      SELECT t.id, t.type, t.expires_at, t.flags, t.size, t.ready_at FROM task t
+      WHERE t.lane = -queue_number AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at BETWEEN start AND p.now
       ORDER BY t.ready_at, t.seq LIMIT most - cardinality(found_all) FOR UPDATE SKIP LOCKED) x;
+    PERFORM note_line(queue_number, level, start, entries_read() - entries, began, coalesce(first_at, p.now));
     IF ids IS NOT NULL THEN
       IF odd OR size > p.bytes THEN
         RETURN NULL;
@@ -516,7 +570,7 @@ BEGIN
     tokens := new_tokens(cardinality(plain), now);
     RETURN QUERY UPDATE task t SET state = 3, token = tokens[u.place], worker = p_worker, request = p_request, claimed_at = now, updated_at = now,
         version = t.version + 1, executions = t.executions + 1
-      FROM unnest(plain) WITH ORDINALITY u(id, place), body b WHERE t.id = u.id AND b.id = u.id
+      FROM unnest(plain) WITH ORDINALITY u(id, place), body b WHERE t.id = ANY (ARRAY[u.id]) AND b.id = ANY (ARRAY[u.id])
       RETURNING t.id::text, t.type, b.queue, b.payload::text, t.token, t.executions, t.claimed_at, t.priority, t.failures, t.crashes, b.max_crashes, t.version,
         b.created_at, b.retry, b.timeout, t.expires_at, b.tenant, NULL::text[], t.flags, t.must_end, t.phase, b.meta;
   ELSIF numbers <> '{}' THEN
@@ -528,7 +582,7 @@ BEGIN
     DELETE FROM held h WHERE h.id = ANY (ARRAY(SELECT t.id FROM task t WHERE t.id = ANY (p.taken) AND t.flags & 4 <> 0));
     IF listening THEN
       PERFORM tell('task.started', t.id::text, t.version, now, json_build_object('type', b.type, 'queue', b.queue, 'worker', p_worker, 'attempt', t.executions))
-      FROM unnest(p.taken) WITH ORDINALITY u(id, place) JOIN task t ON t.id = u.id JOIN body b ON b.id = u.id ORDER BY u.place;
+      FROM unnest(p.taken) WITH ORDINALITY u(id, place) JOIN task t ON t.id = ANY (ARRAY[u.id]) JOIN body b ON b.id = ANY (ARRAY[u.id]) ORDER BY u.place;
     END IF;
     RETURN QUERY SELECT * FROM claimed(p.taken);
   ELSIF coalesce(plain, '{}') = '{}' AND NOT p.more THEN
@@ -553,7 +607,7 @@ CREATE FUNCTION claimed(ids uuid[]) RETURNS TABLE (id text, type text, queue tex
   limits text[], flags integer, must_end text, phase text, meta text) LANGUAGE sql STABLE AS $$
   SELECT t.id::text, b.type, b.queue, b.payload::text, t.token, t.executions, t.claimed_at, t.priority, t.failures, t.crashes, b.max_crashes, t.version, b.created_at,
     b.retry, b.timeout, t.expires_at, b.tenant, CASE WHEN t.lane > 0 THEN (SELECT l.limits FROM lane l WHERE l.id = t.lane) END, t.flags, t.must_end, t.phase, b.meta
-  FROM unnest(ids) WITH ORDINALITY u(id, place) JOIN task t ON t.id = u.id JOIN body b ON b.id = u.id ORDER BY u.place
+  FROM unnest(ids) WITH ORDINALITY u(id, place) JOIN task t ON t.id = ANY (ARRAY[u.id]) JOIN body b ON b.id = ANY (ARRAY[u.id]) ORDER BY u.place
 $$;
 
 CALL harden('claim');

@@ -74,7 +74,7 @@ DECLARE
   t task;
   given integer := 0;
 BEGIN
-  FOR t IN SELECT * FROM task WHERE worker = p_worker AND state = 3 AND request <= p_request AND token <> ALL (p_tokens) ORDER BY id FOR UPDATE SKIP LOCKED LOOP
+  FOR t IN SELECT * FROM task WHERE worker = p_worker AND state = 3 AND request <= p_request AND token <> ALL (p_tokens) ORDER BY uuid_send(id) FOR UPDATE SKIP LOCKED LOOP
     IF t.flags & 2 <> 0 THEN
       PERFORM make_cancelled(t, now);
     ELSE
@@ -109,15 +109,19 @@ RETURNS TABLE (known boolean, lost bigint[], cancelled text[], command bytea, ow
 DECLARE
   tokens bigint[];
   unnamed boolean;
+  held_from bigint;
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
-  UPDATE workers w SET beat_at = moment(p_mono) WHERE w.id = p_worker;
+  -- Its requests are answered in their order, and nothing comes to one later: so the first that it holds something of only ever grows, and leases that are
+  -- long gone are not looked at, also while an old snapshot keeps them in the index.
+  SELECT array_agg(t.token), array_agg(t.id::text ORDER BY t.seq) FILTER (WHERE t.flags & 2 <> 0 AND t.token = ANY (p_tokens)),
+    bool_or(t.request <= p_request AND t.token <> ALL (p_tokens)), min(t.request)
+  INTO tokens, cancelled, unnamed, held_from
+  FROM task t WHERE t.worker = p_worker AND t.state = 3 AND t.request >= (SELECT w.oldest FROM workers w WHERE w.id = p_worker);
+  UPDATE workers w SET beat_at = moment(p_mono), oldest = least(held_from, p_request + 1, w.request + 1) WHERE w.id = p_worker;
   known := FOUND;
   owes := false;
   IF known THEN
-    SELECT array_agg(t.token), array_agg(t.id::text ORDER BY t.seq) FILTER (WHERE t.flags & 2 <> 0 AND t.token = ANY (p_tokens)),
-      bool_or(t.request <= p_request AND t.token <> ALL (p_tokens))
-    INTO tokens, cancelled, unnamed FROM task t WHERE t.worker = p_worker AND t.state = 3;
     IF unnamed THEN
       owes := give_back(p_worker, p_request, p_tokens, moment(p_now)) > 0;
     END IF;
@@ -138,7 +142,7 @@ DECLARE
 BEGIN
   WITH gone AS (
     DELETE FROM expiry e USING (SELECT at, id FROM expiry WHERE at <= now ORDER BY at, id LIMIT p_n FOR UPDATE SKIP LOCKED) d
-    WHERE e.at = d.at AND e.id = d.id RETURNING e.id)
+    WHERE e.at = ANY (ARRAY[d.at]) AND e.id = d.id RETURNING e.id)
   SELECT array_agg(id ORDER BY id) INTO due FROM gone;
   FOREACH found_id IN ARRAY coalesce(due, '{}') LOOP
     SELECT * INTO t FROM task WHERE id = found_id FOR UPDATE SKIP LOCKED;
@@ -198,7 +202,7 @@ BEGIN
     UPDATE workers w SET beat_at = mono WHERE w.id = ANY (ARRAY(SELECT k.id FROM workers k WHERE k.beat_at > mono FOR UPDATE SKIP LOCKED));
   END IF;
   FOR dead IN SELECT w.id FROM workers w WHERE mono - greatest(w.beat_at, fair) > w.lease ORDER BY w.joined_at, w.id FOR UPDATE SKIP LOCKED LOOP
-    FOR t IN SELECT * FROM task k WHERE k.worker = dead AND k.state = 3 ORDER BY k.id LIMIT p_n - moved FOR UPDATE SKIP LOCKED LOOP
+    FOR t IN SELECT * FROM task k WHERE k.worker = dead AND k.state = 3 ORDER BY uuid_send(k.id) LIMIT p_n - moved FOR UPDATE SKIP LOCKED LOOP
       PERFORM keep_attempt(t, 'crashed', NULL, json_build_object('code', 'lease_lost', 'message', format('worker %s was not heard of any more', dead)), now);
       PERFORM crash(t, NULL, false, now);
       moved := moved + 1;
@@ -237,7 +241,7 @@ BEGIN
   RETURN QUERY
   SELECT b.type, b.id::text, b.seq, b.tenant, CASE WHEN t.id IS NOT NULL THEN b.payload::text END, b.meta, t.id IS NOT NULL
   FROM (SELECT k.* FROM body k WHERE k.type = m.type AND k.seq > m.after ORDER BY k.seq LIMIT p_n) b
-  LEFT JOIN task t ON t.id = b.id AND t.lane < 0 AND t.state + 0 < 3 ORDER BY b.seq;
+  LEFT JOIN task t ON t.id = ANY (ARRAY[b.id]) AND t.lane < 0 AND t.state + 0 < 3 ORDER BY b.seq;
 END $$;
 
 -- They move; what somebody holds meanwhile is looked at once more when all others are done. The slice ended at `p_after`; `p_last`: it was the last.
@@ -316,16 +320,18 @@ BEGIN
     OR EXISTS (SELECT 1 FROM edge e JOIN late_edge l ON l.edge = e.number WHERE e.child = p_id);
 END $$;
 
--- Remove these records, whose rows in ended the caller holds; an id stays known for its window (with the hash of its payload), an outcome with those who waited
--- for it, and a result with those of them that live. An edge that is held open by a failure stays open.
+-- Remove these records, whose rows in ended the caller holds; an id stays known for its window (with the hash of its payload; no hashes: all windows have passed), an
+-- outcome with those who waited for it, and a result with those of them that live. An edge that is held open by a failure stays open.
 CREATE FUNCTION purge(p_ids uuid[], p_hashes bytea[], now bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  INSERT INTO known (id, state, version, hash, until)
-  SELECT e.id, e.state, e.version, u.hash, known_until(b.created_at, b.meta) FROM unnest(p_ids, p_hashes) u(id, hash) JOIN ended e ON e.id = u.id JOIN body b ON b.id = u.id
-  WHERE known_until(b.created_at, b.meta) > now
-  ON CONFLICT (id) DO UPDATE SET state = excluded.state, version = excluded.version, hash = excluded.hash, until = excluded.until;
-  UPDATE edge g SET outcome = e.state, result = CASE WHEN EXISTS (SELECT 1 FROM task t WHERE t.id = g.parent) THEN e.result END
-  FROM ended e WHERE e.id = ANY (p_ids) AND g.child = e.id AND g.outcome IS NULL AND (e.state = 5 OR g.on_failure <> 2);
+  IF p_hashes <> '{}' THEN
+    INSERT INTO known (id, state, version, hash, until)
+    SELECT e.id, e.state, e.version, u.hash, known_until(b.created_at, b.meta) FROM unnest(p_ids, p_hashes) u(id, hash) JOIN ended e ON e.id = ANY (ARRAY[u.id]) JOIN body b ON b.id = ANY (ARRAY[u.id])
+    WHERE known_until(b.created_at, b.meta) > now
+    ON CONFLICT (id) DO UPDATE SET state = excluded.state, version = excluded.version, hash = excluded.hash, until = excluded.until;
+  END IF;
+  UPDATE edge g SET outcome = e.state, result = CASE WHEN (SELECT t.id FROM task t WHERE t.id = g.parent) IS NOT NULL THEN e.result END
+  FROM ended e WHERE e.id = ANY (p_ids) AND g.child = ANY (ARRAY[e.id]) AND g.outcome IS NULL AND (e.state = 5 OR g.on_failure <> 2);
   DELETE FROM edge WHERE parent = ANY (p_ids);
   DELETE FROM task_attempts WHERE id = ANY (p_ids);
   DELETE FROM checkpoint WHERE id = ANY (p_ids);
@@ -348,7 +354,10 @@ BEGIN
   stale := NOT holds_term(p_role, p_holder, p_number);
   FOR place IN 1..3 LOOP
     EXIT WHEN stale OR moved + cardinality(hashed) >= p_n;
-    old := ARRAY(SELECT e.id FROM ended e WHERE e.state = 4 + place AND e.finished_at <= now - p_kept[place] AND NOT owes_something(e.id)
+    old := ARRAY(SELECT e.id FROM ended e WHERE e.state = 4 + place AND e.finished_at <= now - p_kept[place]
+      -- As owes_something says it; a call for each costs as much again as all the rest.
+      AND (SELECT o.number FROM outbox o WHERE o.subject = e.id::text LIMIT 1) IS NULL AND (SELECT f.number FROM falling f WHERE f.id = e.id LIMIT 1) IS NULL
+      AND (SELECT l.edge FROM edge g JOIN late_edge l ON l.edge = ANY (ARRAY[g.number]) WHERE g.child = e.id LIMIT 1) IS NULL
       ORDER BY e.finished_at LIMIT p_n - moved - cardinality(hashed) FOR UPDATE SKIP LOCKED);
     plain := ARRAY(SELECT b.id FROM body b WHERE b.id = ANY (old) AND known_until(b.created_at, b.meta) <= now);
     PERFORM purge(plain, ARRAY[]::bytea[], now);
@@ -374,7 +383,7 @@ BEGIN
     RETURN NULL;
   END IF;
   old := ARRAY(SELECT e.id FROM ended e WHERE e.id = ANY (p_ids) AND e.finished_at <= now - p_kept[e.state - 4] AND NOT owes_something(e.id)
-    ORDER BY e.id FOR UPDATE SKIP LOCKED);
+    ORDER BY uuid_send(e.id) FOR UPDATE SKIP LOCKED);
   PERFORM purge(old, ARRAY(SELECT u.hash FROM unnest(old) WITH ORDINALITY o(id, place) JOIN unnest(p_ids, p_hashes) u(id, hash) ON u.id = o.id ORDER BY o.place), now);
   RETURN cardinality(old);
 END $$;
@@ -388,7 +397,7 @@ BEGIN
   DELETE FROM known WHERE id = ANY (ARRAY(SELECT k.id FROM known k WHERE k.until <= now ORDER BY k.until LIMIT p_n FOR UPDATE SKIP LOCKED));
   GET DIAGNOSTICS forgotten = ROW_COUNT;
   DELETE FROM dedupe d USING (
-    SELECT k.tenant, k.type, k.key FROM dedupe k WHERE k.until <= now AND NOT EXISTS (SELECT 1 FROM task t WHERE t.id = k.id)
+    SELECT k.tenant, k.type, k.key FROM dedupe k WHERE k.until <= now AND (SELECT t.id FROM task t WHERE t.id = k.id) IS NULL
     ORDER BY k.until LIMIT p_n - forgotten FOR UPDATE SKIP LOCKED) k
   WHERE d.tenant = k.tenant AND d.type = k.type AND d.key = k.key AND d.until <= now;
   GET DIAGNOSTICS gone = ROW_COUNT;
@@ -404,14 +413,12 @@ DECLARE
   now bigint := moment(p_now);
 BEGIN
   lanes := ARRAY(
-    SELECT l.id FROM lane l WHERE l.top IS NULL AND NOT EXISTS (SELECT 1 FROM task t WHERE t.lane = l.id AND t.lane > 0 AND t.state > 0)
-      AND NOT EXISTS (SELECT 1 FROM task t WHERE t.lane = l.id AND t.lane > 0 AND t.state = 0) LIMIT p_n);
-  shares := ARRAY(SELECT s.id FROM share s WHERE s.top IS NULL AND NOT EXISTS (SELECT 1 FROM lane l WHERE l.queue = s.queue AND l.share = s.id) LIMIT p_n);
+    SELECT l.id FROM lane l WHERE l.top IS NULL AND (SELECT t.id FROM task t WHERE t.lane = l.id AND t.lane > 0 AND t.state > 0 LIMIT 1) IS NULL
+      AND (SELECT t.id FROM task t WHERE t.lane = l.id AND t.lane > 0 AND t.state = 0 LIMIT 1) IS NULL LIMIT p_n);
+  shares := ARRAY(SELECT s.id FROM share s WHERE s.top IS NULL AND (SELECT l.id FROM lane l WHERE l.queue = s.queue AND l.share = s.id LIMIT 1) IS NULL LIMIT p_n);
   counters := '{}';
   IF cardinality(lanes) < p_n THEN  -- as long as there are lanes to forget, they name their counters
-    counters := ARRAY(
-      SELECT c.id FROM counter c LEFT JOIN (SELECT DISTINCT n AS id FROM lane l, unnest(l.counters) n) used ON used.id = c.id
-      WHERE c.running = 0 AND c.idle_at <= now AND used.id IS NULL LIMIT p_n);
+    counters := ARRAY(SELECT c.id FROM counter c WHERE c.running = 0 AND c.idle_at <= now EXCEPT SELECT n FROM lane l, unnest(l.counters) n LIMIT p_n);
   END IF;
 END $$;
 ALTER FUNCTION look_for_idle SET search_path FROM CURRENT;
@@ -439,8 +446,8 @@ BEGIN
   GET DIAGNOSTICS gone = ROW_COUNT;
   forgotten := forgotten + gone;
   p_shares := ARRAY(SELECT s.id FROM share s WHERE s.id = ANY (p_shares) AND s.top IS NULL ORDER BY s.id LIMIT p_n - forgotten FOR UPDATE SKIP LOCKED);
-  DELETE FROM share s WHERE s.id = ANY (p_shares) AND NOT EXISTS (SELECT 1 FROM lane l WHERE l.queue = s.queue AND l.share = s.id)
-    AND NOT EXISTS (SELECT 1 FROM stand d WHERE d.share = s.id);
+  DELETE FROM share s WHERE s.id = ANY (p_shares) AND (SELECT l.id FROM lane l WHERE l.queue = s.queue AND l.share = s.id LIMIT 1) IS NULL
+    AND (SELECT d.counter FROM stand d WHERE d.share = s.id LIMIT 1) IS NULL;
   GET DIAGNOSTICS gone = ROW_COUNT;
   forgotten := forgotten + gone;
   RETURN forgotten + forget_counters(p_counters, p_n - forgotten, now);
@@ -464,10 +471,10 @@ BEGIN
   IF idle = '{}' THEN
     RETURN 0;
   END IF;
-  DELETE FROM counter c WHERE c.id = ANY (idle) AND NOT EXISTS (SELECT 1 FROM stand s WHERE s.counter = c.id)
+  DELETE FROM counter c WHERE c.id = ANY (idle) AND (SELECT s.share FROM stand s WHERE s.counter = c.id LIMIT 1) IS NULL
     AND c.id <> ALL (ARRAY(SELECT n FROM lane l, unnest(l.counters) n WHERE idle[width_bucket(n, idle)] = n));
   GET DIAGNOSTICS gone = ROW_COUNT;
-  DELETE FROM start s WHERE s.counter = ANY (idle) AND NOT EXISTS (SELECT 1 FROM counter c WHERE c.id = s.counter);
+  DELETE FROM start s WHERE s.counter = ANY (idle) AND (SELECT c.id FROM counter c WHERE c.id = s.counter) IS NULL;
   RETURN gone;
 END $$;
 

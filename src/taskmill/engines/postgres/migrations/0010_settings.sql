@@ -232,6 +232,34 @@ BEGIN
   RETURN goal < p_until;
 END $$;
 
+-- What is counted, each by a plan of its own: a plan for all of it together reads every body. Those that live, by lane;
+CREATE FUNCTION count_live(p_now bigint) RETURNS TABLE (lane bigint, type text, priority smallint, state smallint, due boolean, tasks bigint, oldest bigint)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN QUERY SELECT t.lane, t.type, t.priority, t.state, t.ready_at <= p_now, count(*), min(t.ready_at) FROM task t GROUP BY 1, 2, 3, 4, 5;
+END $$;
+ALTER FUNCTION count_live SET search_path FROM CURRENT;
+ALTER FUNCTION count_live SET jit = off;
+ALTER FUNCTION count_live SET enable_sort = off;
+
+-- all there are, as far as they were counted, and those behind the mark;
+CREATE FUNCTION count_bodies() RETURNS TABLE (queue text, type text, priority smallint, tasks bigint) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN QUERY SELECT a.queue, a.type, a.priority, sum(a.tasks)::bigint FROM (
+    SELECT t.queue, t.type, t.priority, t.tasks FROM tally t
+    UNION ALL SELECT b.queue, b.type, b.priority, count(*) FROM body b WHERE b.seq > (SELECT m.seq FROM tally_mark m) GROUP BY 1, 2, 3) a
+  GROUP BY 1, 2, 3;
+END $$;
+
+-- and the failed ones, which have an index of their own.
+CREATE FUNCTION count_failed() RETURNS TABLE (queue text, type text, priority smallint, state smallint, tasks bigint) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN QUERY SELECT b.queue, b.type, b.priority, e.state, count(*) FROM ended e JOIN body b ON b.seq = ANY (ARRAY[e.seq]) WHERE e.state >= 6 GROUP BY 1, 2, 3, 4;
+END $$;
+
 -- What a schedule's firing needs beside submit.
 
 -- The task before is cancelled; if it runs, its worker is told.
@@ -262,7 +290,7 @@ CREATE FUNCTION lane_of(p_queue text, p_share text, p_limits text[], p_order_key
 $$;
 
 -- The clock since 2020 is the tokens' epoch: a store that was restored or made anew never repeats one, and all stay below 2^53, which every language's JSON
--- can hold. Called when a program opens the store, with the rights of its owner: to use a sequence is not to set it.
+-- can hold. Called when a program opens the store and by a session's first claim, with the rights of its owner: to use a sequence is not to set it.
 CREATE FUNCTION lift_tokens(p_now bigint) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
   least_token bigint := moment(p_now) - 1577836800000000;
@@ -276,4 +304,4 @@ BEGIN
 END $$;
 
 CALL harden('put_setting', 'drop_setting', 'take', 'writers_of', 'horizon', 'read_outbox', 'hear', 'await_ends', 'replace_last', 'tell_fired', 'announce_queues',
-  'lane_of', 'lift_tokens', 'fold_tally', 'tally_removed', 'tally_changed');
+  'lane_of', 'lift_tokens', 'fold_tally', 'tally_removed', 'tally_changed', 'count_bodies', 'count_failed');

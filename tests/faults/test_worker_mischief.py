@@ -76,6 +76,7 @@ class Mischief:
         _signal(pid, signal.SIGCONT)
 
     async def _lock(self, _: int) -> None:
+        assert isinstance(self._place.store, Path)
         async with locked(self._place.store):
             await passed(self._place, 3 * SECOND)
 

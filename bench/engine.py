@@ -23,6 +23,7 @@ sections:
   group_commit   single submits from 64 coroutines beside one
   processes      two processes on one store beside one; the longest write among ten
   held           of PostgreSQL: 10 minutes at 6,000/s while a snapshot is held; dead rows and sizes
+  pruning        of PostgreSQL: 500,000 of 1,000,000 finished tasks removed beside claims and finishes
 
 examples:
   python bench/engine.py --quick
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def sections() -> dict[str, dict[str, Section]]:
     """By engine and name, in order."""
-    from bench import claim_cost, edges, group_commit, held, processes, throughput
+    from bench import claim_cost, edges, group_commit, held, processes, pruning, throughput
 
     every: dict[str, Section] = {
         "throughput": throughput.run,
@@ -51,7 +52,7 @@ def sections() -> dict[str, dict[str, Section]]:
         "group_commit": group_commit.run,
         "processes": processes.run,
     }
-    return {"sqlite": every, "postgres": {**every, "held": held.run}}
+    return {"sqlite": every, "postgres": {**every, "held": held.run, "pruning": pruning.run}}
 
 
 if __name__ == "__main__":

@@ -254,8 +254,7 @@ class App(Tasks):
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
         """A transaction to submit in: `async with app.transaction() as tx: await task.options(tx=tx).submit()`."""
-        await self.open()
-        await self.declared.tell(self.types.values())
+        await self._at_home(lambda: self.declared.tell(self.types.values()))
         async with self.engine.transaction() as tx:
             yield tx
 

@@ -163,6 +163,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
     dedupe_window: Annotated[
         int, Setting("duration", "How long an idempotency key gives one task, and at least until that task has ended", minimum=SECOND, maximum=365 * DAY)
     ] = 72 * HOUR
+    inbox_retention: Annotated[
+        int, Setting("duration", "How long a message of the inbox is known: at least for as long as it can come again", minimum=MINUTE, maximum=3650 * DAY)
+    ] = 14 * DAY
 
     host: Annotated[str, Setting("text", "The address that the API listens on")] = "127.0.0.1"
     port: Annotated[int, Setting("integer", "The port of REST, WebSocket and dashboard", minimum=1, maximum=65_535)] = 8080

@@ -15,7 +15,8 @@ NOTHING = Moved(0, False)
 
 
 def retention_of(settings: Settings) -> Retention:
-    return Retention(completed=settings.history_retention, dead=settings.dead_retention, cancelled=settings.history_retention)
+    history = settings.history_retention
+    return Retention(completed=history, dead=settings.dead_retention, cancelled=history, inbox=settings.inbox_retention)
 
 
 class Pruning:

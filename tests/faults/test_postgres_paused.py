@@ -30,6 +30,8 @@ from tests.history.events import Event
 from tests.servers.postgres import Postgres
 
 LEASE = SECOND
+LONGER_LEASE = 2 * SECOND
+"""For those who must not lose theirs, on a busy machine too."""
 TERM = SECOND
 BOUNDS = Bounds(lease=LEASE // 2, max_crashes=1_000)
 KINDS = ("plain", "capped", "lined")
@@ -89,10 +91,11 @@ async def pauses(tmp_path: Path, server: Postgres, lengths: Sequence[float]) -> 
     async with prepared(url, history) as client:
         tasks = one_of_each() + one_of_each()[:1]
         await client.submit(tasks[:2])
-        async with started("sit", url, history, "--lease", LEASE, "--batches", 2) as first:
+        options = ("--lease", LONGER_LEASE, "--batches", 2)
+        async with started("sit", url, history, *options) as first:
             held = await first.hear("claimed")
             await client.submit(tasks[2:])
-            async with started("sit", url, history, "--lease", LEASE, "--batches", 2) as second:
+            async with started("sit", url, history, *options) as second:
                 held += await second.hear("claimed")
                 for length in lengths:
                     for program in (first, second):
@@ -118,14 +121,13 @@ async def beats(program: Program, n: int) -> None:
 
 
 async def test_the_server_is_paused(tmp_path: Path, private_postgres: Postgres) -> None:
-    """For two and a half leases, and then for hardly more than one."""
-    await pauses(tmp_path, with_store(private_postgres), [2.5, 1.1])
+    await pauses(tmp_path, with_store(private_postgres), [2.6])
 
 
 @pytest.mark.chaos
 async def test_the_server_is_paused_again_and_again(tmp_path: Path, private_postgres: Postgres) -> None:
     random = Random(5)
-    await pauses(tmp_path, with_store(private_postgres), [random.uniform(1.05, 3) for _ in range(30)])
+    await pauses(tmp_path, with_store(private_postgres), [random.uniform(2.1, 5) for _ in range(20)])
 
 
 async def test_the_server_is_paused_under_workers(tmp_path: Path, private_postgres: Postgres) -> None:
@@ -141,7 +143,7 @@ async def test_the_server_is_paused_under_workers(tmp_path: Path, private_postgr
             with paused(private_postgres):
                 gate.let(2)  # these end while nobody can be told
                 await place.effects.count(2, "end", tasks=held)
-                await asyncio.sleep(5)  # the fault itself: more than two leases
+                await asyncio.sleep(3)  # the fault itself: one and a half leases
             gate.let(1)
             await place.effects.count(len(place.effects.of("end")) + 50, "end")
         await place.all_ended(held)

@@ -106,9 +106,9 @@ async def snapshot_held(tmp_path: Path, url: str, batches: int) -> None:
 
 async def test_a_snapshot_is_held_open(tmp_path: Path, postgres_url: str) -> None:
     """While eight race: under limits, in lanes and in order, over edges and keys, with an outbox that is read and cut and records that are pruned."""
-    await snapshot_held(tmp_path, postgres_url, 12)
+    await snapshot_held(tmp_path, postgres_url, 8)
 
 
 @pytest.mark.chaos
 async def test_a_snapshot_is_held_open_for_long(tmp_path: Path, postgres_url: str) -> None:
-    await snapshot_held(tmp_path, postgres_url, 150)
+    await snapshot_held(tmp_path, postgres_url, 60)

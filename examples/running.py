@@ -18,10 +18,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 
-def run(file: str, main: Callable[[], Coroutine[Any, Any, None] | None]) -> None:
-    """Run an example's `main`, plain or async, beside a worker for its file."""
+def run(file: str, main: Callable[[], Coroutine[Any, Any, None] | None], *, url: str | None = None) -> None:
+    """Run an example's `main`, plain or async, beside a worker for its file; on another store where it needs one."""
     with tempfile.TemporaryDirectory(prefix="taskmill-example-") as folder:
-        os.environ["TASKMILL_URL"] = f"sqlite:///{folder}/example.db"
+        os.environ["TASKMILL_URL"] = url or f"sqlite:///{folder}/example.db"
         worker = subprocess.Popen([sys.executable, "-m", "taskmill", "worker", file, "--log-level", "error"])
         try:
             waiting = main()

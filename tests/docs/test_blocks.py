@@ -28,6 +28,7 @@ from taskmill.loading import load
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "examples" / "README.md", *(ROOT / "docs").rglob("*.md")])
 TESTED_ELSEWHERE = {"docs/engines/sqlite.md", "docs/guides/testing.md"}
+ON_POSTGRES = {"docs/guides/transactions.md"}
 PATIENCE = 60
 
 
@@ -66,8 +67,9 @@ async def running(app: Path) -> AsyncIterator[App]:
 
 
 @pytest.mark.parametrize("page", programs(), ids=name)
-async def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TASKMILL_URL", f"sqlite:///{tmp_path}/taskmill.db")
+async def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue("postgres_url") if name(page) in ON_POSTGRES else f"sqlite:///{tmp_path}/taskmill.db"
+    monkeypatch.setenv("TASKMILL_URL", url)
     code = blocks(page, "python")
     file = tmp_path / f"page_{page.stem}.py"
     file.write_text("\n\n".join(block for block in code if not awaits(block)), encoding="utf-8")

@@ -72,6 +72,15 @@ EXAMPLES = {
     ],
     "lifespan.py": ["lamp: 1990", "used: [1, 2, 3]", "this process has made nothing: {}", "closed"],
 }
+ON_POSTGRES = {
+    "business_transaction.py": [
+        "order 2 is rolled back: an order has a price",
+        "charged: ['order 1: 1000 cents', 'order 3: 250 cents']",
+        "messages: ['new', 'known', 'new']",
+        "orders: [(1, 1, True), (3, 1, False)]",
+    ],
+}
+"""Those that need a server, whose URL they are given."""
 HELPERS = {"running.py"}
 
 
@@ -83,12 +92,12 @@ def run(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess
 
 
 def test_every_example_is_tried() -> None:
-    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES) | HELPERS
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES) | set(ON_POSTGRES) | HELPERS
 
 
 def test_every_example_is_in_the_table_of_its_folder() -> None:
     page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    assert [name for name in EXAMPLES if f"[{name}]({name})" not in page] == []
+    assert [name for name in (*EXAMPLES, *ON_POSTGRES) if f"[{name}]({name})" not in page] == []
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -98,6 +107,23 @@ def test_an_example_runs_and_leaves_nothing(name: str, tmp_path: Path) -> None:
     said = [line.strip() for line in done.stdout.splitlines()]
     assert [line for line in EXAMPLES[name] if line not in said] == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ON_POSTGRES)
+def test_an_example_runs_on_postgres(name: str, tmp_path: Path, postgres_url: str) -> None:
+    for _ in range(2):
+        done = run(name, tmp_path, postgres_url)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [line for line in ON_POSTGRES[name] if line not in done.stdout.splitlines()] == []
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ON_POSTGRES)
+@pytest.mark.parametrize("arguments", [[], ["sqlite:///shop.db"], ["postgresql://a", "postgresql://b"]])
+def test_an_example_that_needs_a_server_says_so(name: str, arguments: list[str], tmp_path: Path) -> None:
+    done = run(name, tmp_path, *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"python examples/{name} postgresql://" in done.stderr
 
 
 def test_the_tour_on_a_named_file_keeps_it(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ async def run(plan: Plan) -> list[Figure]:
         rates(SECTION, "claim+finish while pruning / alone", TARGET, found, f"tasks/s; {len(slices)} slices meanwhile", typical=plan.stores.typical),
         _slices("a slice beside claims and finishes", slices),
         _slices("a slice alone", alone),
-        _tables("history before", before),
-        _tables("history after, not yet vacuumed", after),
-        _tables("history after autovacuum", later),
+        _tables("history before", before, 0),
+        _tables("history after, not yet vacuumed", after, 2 * plan.rounds * tasks),
+        _tables("history after autovacuum", later, 2 * plan.rounds * tasks),
     ]
 
 
@@ -189,6 +189,6 @@ def _slices(name: str, taken: list[float]) -> Figure:
     return Figure(SECTION, name, statistics.median(taken) * 1e3, "ms", how=f"{how}; {SLICE * len(taken) / sum(taken):,.0f} tasks/s")
 
 
-def _tables(name: str, sizes: list[Size]) -> Figure:
+def _tables(name: str, sizes: list[Size], added: int) -> Figure:
     how = "; ".join(f"{size.table} {size.megabytes:,.0f} MB, {size.dead:,} dead rows" for size in sizes)
-    return Figure(SECTION, name, sum(size.megabytes for size in sizes), "MB", how=how)
+    return Figure(SECTION, name, sum(size.megabytes for size in sizes), "MB", how=f"{how}; {added:,} tasks came to it meanwhile" if added else how)

@@ -21,7 +21,7 @@ from tests.engines.postgres.tools import url_with
 from tests.faults.clients import LEASE, at_work, judged
 from tests.faults.growing import Growing
 from tests.faults.judging import judge
-from tests.faults.postgres_tools import Session, blocked_by, plain_session
+from tests.faults.postgres_tools import Session, blocked_by, blocks, plain_session
 from tests.faults.processes import GENEROUS, Program, started
 from tests.faults.workers import BRISK, Load, new, place_at, verdict
 from tests.faults.workload import TYPES, client_of, prepare
@@ -213,6 +213,37 @@ async def lock_out(tmp_path: Path, url: str, table: str, lease: int, seconds: fl
 async def test_the_tasks_are_locked(tmp_path: Path, postgres_url: str) -> None:
     """For more than two leases."""
     await lock_out(tmp_path, postgres_url, "task", LEASE, 2.2 * LEASE / SECOND)
+
+
+async def nobody_waits(session: Session) -> None:
+    """What was called off has ended in the server too."""
+    async with asyncio.timeout(GENEROUS):
+        while await blocks(session):  # noqa: ASYNC110 - it happens in the server
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("table", ["task", "workers", "item"])
+async def test_beats_that_a_lock_keeps_out_are_not_missed(postgres_url: str, table: str) -> None:
+    """They give up and try again, and recovery comes in between: it can be done as little as they, so it judges nobody by that time."""
+    engine = create(postgres_url, lease=SECOND)
+    await engine.open()
+    try:
+        await engine.join(Joining(worker="worker", queues=("default",), types=TYPES, lease=SECOND))
+        await engine.submit([NewTask(type="plain", payload=b"{}")])
+        (task,) = (await engine.claim("worker", 1, ("default",), Room(1))).tasks
+        await engine.recover_lost()
+        async with plain_session(postgres_url) as session, session.transaction():
+            await session.execute(f"LOCK TABLE taskmill.{table} IN ACCESS EXCLUSIVE MODE")
+            for step in (lambda: engine.heartbeat("worker", 1, [task.token]), engine.recover_lost) * 3:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(step(), 0.2)  # all of them are more than a lease, two of them less
+                await nobody_waits(session)
+            recovering = asyncio.create_task(engine.recover_lost())
+            await asyncio.wait([recovering], timeout=0.2)
+        assert (await recovering).moved == 0
+        assert (await engine.heartbeat("worker", 1, [task.token])).lost == ()
+    finally:
+        await engine.close()
 
 
 @pytest.mark.chaos

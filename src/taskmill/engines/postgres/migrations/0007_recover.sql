@@ -183,8 +183,8 @@ END $$;
 CREATE FUNCTION recover(p_n integer, p_lease bigint, p_now bigint, p_mono bigint)
 RETURNS TABLE (moved integer, more boolean, lost text[], moving boolean) LANGUAGE plpgsql AS $$
 DECLARE
-  now bigint := moment(p_now);
-  mono bigint := moment(p_mono);
+  now bigint;
+  mono bigint;
   s store;
   fair bigint;
   newest bigint;
@@ -196,6 +196,9 @@ BEGIN
   moved := 0;
   more := false;
   lost := '{}';
+  LOCK TABLE workers, task, item IN ROW EXCLUSIVE MODE;  -- what beats need: while somebody keeps them out, no mark says that they could have come
+  now := moment(p_now);
+  mono := moment(p_mono);
   SELECT * INTO s FROM store;
   fair := CASE WHEN mono - s.mark_at NOT BETWEEN -p_lease AND p_lease THEN mono ELSE s.fair_since END;
   IF mono < s.mark_at - p_lease THEN

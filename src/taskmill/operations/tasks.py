@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
 from taskmill.clock import HOUR, SECOND
@@ -32,11 +33,29 @@ def submitted(answer: Submitted) -> Submitted:
 async def submit_many(
     engine: Engine, new: Iterable[NewTask], progress: Callable[[int], None] | None, tx: Transaction | None, durability: Durability | None
 ) -> tuple[Submitted, ...]:
+    """While the store takes a batch the next is made. They reach it in their order; when one fails, those behind it are not sent."""
     answers: list[Submitted] = []
-    for batch in batches(new):
-        answers += await engine.submit(batch, durability=durability, tx=tx)
+    sent: deque[asyncio.Task[tuple[Submitted, ...]]] = deque()
+
+    async def take() -> None:
+        answers.extend(await sent[0])
+        del sent[0]
         if progress is not None:
             progress(len(answers))
+
+    try:
+        for batch in batches(new):
+            sent.append(asyncio.create_task(engine.submit(batch, durability=durability, tx=tx)))
+            await asyncio.sleep(0)
+            if len(sent) == 2 or tx is not None:
+                await take()
+        while sent:
+            await take()
+    finally:
+        for left in sent:
+            left.cancel()
+        if sent:
+            await asyncio.wait(sent)
     return tuple(answers)
 
 

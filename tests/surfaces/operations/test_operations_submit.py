@@ -8,7 +8,7 @@ from contextvars import copy_context
 
 import pytest
 
-from taskmill.engine import Call, Durability, Engine, Status
+from taskmill.engine import EVERYTHING, Call, Durability, Engine, Status
 from taskmill.errors import Conflict, InvalidInput, NotFound, RateLimited
 from taskmill.operations import Limit, Operations, submitted, tasks
 from taskmill.task import Edge, NewTask, OnLimit, State
@@ -150,7 +150,7 @@ async def test_none_at_all(operations: Operations, calls: list[Call]) -> None:
 
 
 async def test_they_are_read_as_they_are_sent(operations: Operations) -> None:
-    """A generator of millions does not stand in memory as a whole."""
+    """A generator of millions does not stand in memory as a whole: one batch is on its way, and the next is being made."""
     ahead: list[int] = []
     sent = 0
 
@@ -164,7 +164,24 @@ async def test_they_are_read_as_they_are_sent(operations: Operations) -> None:
             yield new(n)
 
     await operations.submit_many(lazily(), progress=tell)
-    assert max(ahead) <= SIZE
+    assert max(ahead) <= 2 * SIZE
+
+
+async def test_a_batch_that_fails_keeps_those_behind_it_from_being_sent(operations: Operations, calls: list[Call]) -> None:
+    def failing() -> Iterator[NewTask]:
+        yield from (new(n) for n in range(3 * SIZE))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await operations.submit_many(failing())
+    assert sum(call.size for call in calls if call.verb == "submit") <= 3 * SIZE
+    assert len({task.id for task in (await operations.list(n=1)).tasks}) == 1
+
+
+async def test_batches_arrive_in_their_order(operations: Operations) -> None:
+    answers = await operations.submit_many(new(n) for n in range(3 * SIZE))
+    listed = [task.id async for page in tasks.pages(operations.engine, EVERYTHING, SIZE) for task in page.tasks]
+    assert listed == [answer.id for answer in reversed(answers)]
 
 
 async def test_large_payloads_make_smaller_batches(operations: Operations, calls: list[Call]) -> None:

@@ -9,6 +9,7 @@ for that transaction alone, not for ever.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Container, Iterable, Sequence
@@ -38,11 +39,13 @@ PARENT = 10
 """Added to the number of on_failure where the other task is the one that waits."""
 
 
-async def submit(store: Store, tasks: Sequence[NewTask], *, unseal: Sequence[str] = (), reserved: bool = False, db: Any = None) -> list[Submitted]:
-    """`db`: the user's connection, in the user's transaction."""
+async def submit(
+    store: Store, tasks: Sequence[NewTask], *, unseal: Sequence[str] = (), reserved: bool = False, db: Any = None, turn: asyncio.Lock | None = None
+) -> list[Submitted]:
+    """`db`: the user's connection, in the user's transaction. `turn`: held while the store is asked."""
     if reserved:
         return await _reserve(store, tasks, db)
-    step = _Step(store, tasks, db)
+    step = _Step(store, tasks, db, turn)
     await step.ask(range(len(tasks)), PATIENCE, unseal)
     if step.again:
         await step.ask_again()
@@ -63,12 +66,14 @@ class Together:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._turn = asyncio.Lock()
         self._batcher: Batcher[Sequence[NewTask], _Step] = Batcher(self._send, most=10_000 // SMALL)
 
     async def submit(self, tasks: Sequence[NewTask]) -> list[Submitted]:
-        """What must be asked again is asked by each caller for itself, so that nobody waits for what another's task meets."""
+        """What must be asked again is asked by each caller for itself, so that nobody waits for what another's task meets. Large ones go one after the
+        other, in the order they came: while one is being written the next is prepared, which takes as long."""
         if not 0 < len(tasks) <= SMALL:
-            return await submit(self._store, tasks)
+            return await submit(self._store, tasks, turn=self._turn)
         step = await self._batcher.add(tasks)
         if step.again:
             await step.ask_again()
@@ -85,10 +90,11 @@ class Together:
 class _Step:
     """The calls that one submit takes: one, unless it meets settings that have changed, missing names, or somebody's open transaction."""
 
-    def __init__(self, store: Store, tasks: Sequence[NewTask], db: Any) -> None:
+    def __init__(self, store: Store, tasks: Sequence[NewTask], db: Any, turn: asyncio.Lock | None = None) -> None:
         self.store = store
         self.tasks = tasks
         self.db = db
+        self.turn = turn or contextlib.nullcontext()
         self.answers: dict[int, Submitted] = {}
         self.again: list[int] = []
 
@@ -110,7 +116,8 @@ class _Step:
         arguments = (*batch.arguments(), opened, store.generation, patience, self.db is None, store.now())
         statement = store.load("submit.sql").submit
         if self.db is None:
-            return await store.pool.fetch(statement, *arguments, timeout=store.pool.target.patience + patience * MILLISECOND)
+            async with self.turn:
+                return await store.pool.fetch(statement, *arguments, timeout=store.pool.target.patience + patience * MILLISECOND)
         try:
             rows: list[Any] = await self.db.fetch(statement, *arguments)
         except FAILURES as error:

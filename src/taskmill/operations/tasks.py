@@ -33,8 +33,17 @@ def submitted(answer: Submitted) -> Submitted:
 async def submit_many(
     engine: Engine, new: Iterable[NewTask], progress: Callable[[int], None] | None, tx: Transaction | None, durability: Durability | None
 ) -> tuple[Submitted, ...]:
-    """While the store takes a batch the next is made. They reach it in their order; when one fails, those behind it are not sent."""
+    """While the store takes a batch the next is made. They reach it in their order; when one fails, those behind it are not sent.
+
+    In a transaction one goes after the other, here: its connection takes one at a time, and may be one that blocks, on a thread without a loop.
+    """
     answers: list[Submitted] = []
+    if tx is not None:
+        for batch in batches(new):
+            answers += await engine.submit(batch, durability=durability, tx=tx)
+            if progress is not None:
+                progress(len(answers))
+        return tuple(answers)
     sent: deque[asyncio.Task[tuple[Submitted, ...]]] = deque()
 
     async def take() -> None:
@@ -45,9 +54,9 @@ async def submit_many(
 
     try:
         for batch in batches(new):
-            sent.append(asyncio.create_task(engine.submit(batch, durability=durability, tx=tx)))
+            sent.append(asyncio.create_task(engine.submit(batch, durability=durability)))
             await asyncio.sleep(0)
-            if len(sent) == 2 or tx is not None:
+            if len(sent) == 2:
                 await take()
         while sent:
             await take()

@@ -19,6 +19,7 @@ from taskmill.engines.sqlite.writer import Session
 from taskmill.errors import Conflict, StaleLease, WrongStore
 from taskmill.testing import under_test
 from tests.conformance.tools import execute
+from tests.servers.pgbouncer import PgBouncer
 from tests.surfaces.hands import Hands, hands
 
 SOON = 30.0
@@ -402,3 +403,18 @@ async def test_a_test_runs_it_like_any_other(caplog: pytest.LogCaptureFixture) -
         await plain.submit(5)
         assert [(ran.ending, ran.result) for ran in await test.drain()] == [(Ending.COMPLETED, 8), (Ending.COMPLETED, 15)]
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_behind_a_pooler(pgbouncer: PgBouncer, postgres_url: str) -> None:
+    """Where no connection is one's own, a transaction is."""
+
+    async def work(ctx: Context) -> None:
+        async with ctx.transaction() as tx:
+            await write(tx, 1)
+            await ctx.submit(ctx.app.types["follows"].options(tx=tx).call())
+
+    async with hands(pgbouncer.through(postgres_url)) as hand:
+        hand.app.task(name="follows")(lambda: None)
+        outcome, task = await hand.run(work)
+        assert (outcome.ending, task.state, await hand.rows()) == (Ending.COMPLETED, State.COMPLETED, [1])
+        assert "follows" in {each.type for each in (await hand.app.engine.list()).tasks}

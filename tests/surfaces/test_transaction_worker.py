@@ -145,12 +145,14 @@ async def test_a_cancel_that_comes_while_it_commits(place: Place) -> None:
         running.process.send_signal(signal.SIGCONT)
         task = await place.client.ended(id)
         assert (task.state, task.executions, await place.rows()) == (State.COMPLETED, 1, [1]), running.said
+    assert "its handler failed" not in running.said
 
 
 async def test_a_timeout_that_comes_while_it_commits(place: Place) -> None:
     async with worker(place) as running:
         task = await place.client.run("late")
         assert (task.state, task.executions, await place.rows()) == (State.COMPLETED, 1, [1]), running.said
+    assert "its handler failed" not in running.said
 
 
 async def test_a_stop_that_comes_while_it_commits(place: Place) -> None:

@@ -295,3 +295,36 @@ async def test_the_engine_is_closed_in_a_transaction(opened: Opened) -> None:
     assert turn_is_free(other)
     stored = (await other.get([task.id]))[0] is not None
     assert stored == (told is None), "stored without a word, or told that it was stored"
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_whoever_is_cancelled_while_it_ends_waits_for_the_end(engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch, raises: bool) -> None:
+    """Commit and rollback go on in their thread; whoever looks afterwards finds what was decided, and the next writer its turn."""
+    begun, let = threading.Event(), threading.Event()
+    task = new()
+    real = Session.rollback if raises else Session.commit
+
+    def slow(session: Session) -> None:
+        if not begun.is_set():
+            begun.set()
+            assert let.wait(SOON)
+        real(session)
+
+    async def work() -> None:
+        async with engine.transaction() as tx:
+            await engine.submit([task], tx=tx)
+            monkeypatch.setattr(Session, "rollback" if raises else "commit", slow)
+            if raises:
+                raise ZeroDivisionError
+
+    working = asyncio.create_task(work())
+    assert await asyncio.to_thread(begun.wait, SOON)
+    working.cancel()
+    await asyncio.wait({working}, timeout=0.1)
+    assert not working.done()
+    let.set()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(working, SOON)
+    assert (await engine.get([task.id]))[0] is None if raises else isinstance((await engine.get([task.id]))[0], Task)
+    await asyncio.wait_for(submit_one(engine), SOON)
+    assert turn_is_free(engine)

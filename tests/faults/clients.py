@@ -22,17 +22,16 @@ __all__ = ["LEASE", "at_work", "judged"]
 LEASE = 2 * SECOND
 BOUNDS = Bounds(lease=LEASE // 2, max_crashes=1_000)
 """A lease counts from the last beat, which lies up to a quarter of it before a claim; the rest is for a slow machine."""
-CLIENTS = 3
 
 
 @contextlib.asynccontextmanager
-async def at_work(url: str, history: Path, seed: int = 0) -> AsyncIterator[list[Program]]:
+async def at_work(url: str, history: Path, n: int = 2) -> AsyncIterator[list[Program]]:
     """Clients that submit, claim, finish and beat; in the end they come to their own, and nothing lives any more."""
     async with client_of(url, history) as client:
         await prepare(client)
     async with contextlib.AsyncExitStack() as stack:
         options = ("--lease", LEASE, "--batches", -1, "--wait")
-        programs = [await stack.enter_async_context(started("work", url, history, *options, "--seed", seed * CLIENTS + k)) for k in range(CLIENTS)]
+        programs = [await stack.enter_async_context(started("work", url, history, *options, "--seed", k)) for k in range(n)]
         for program in programs:
             await program.hear("ready")
         yield programs

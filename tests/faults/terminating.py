@@ -71,7 +71,7 @@ async def terminating(server: Postgres, url: str) -> AsyncIterator[Terminating]:
     try:
         async with asyncio.timeout(GENEROUS):
             while not fault.let_go:
-                await probe.fetch("SELECT pg_current_xact_id()")
+                await probe.fetch("SELECT pg_logical_emit_message(true, 'probe', 'a commit that writes')")
         yield fault
     finally:
         dealing.cancel()

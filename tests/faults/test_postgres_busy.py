@@ -89,36 +89,24 @@ async def test_no_connection_is_left(tmp_path: Path, narrow: Postgres) -> None:
     await judged(url, history, programs)
 
 
-async def test_a_step_is_told_that_no_connection_is_left(narrow: Postgres) -> None:
-    """Nothing was written then; with the same task asked again, when there is a slot, it is."""
-    engine = create(url_with(narrow.databases.give(), busy_timeout="1s"))
-    await engine.open()
-    try:
-        await engine.join(Joining(worker="worker", queues=("default",), types=TYPES))
-        task = NewTask(type="plain", payload=b"{}")
-        async with crowd(narrow):
-            with pytest.raises(StoreError) as caught:
-                await engine.submit([task])
-            assert caught.value.code == "too_many_connections"
-            with pytest.raises(StoreError):
-                async with engine.transaction():
-                    raise AssertionError("there is no connection for it")
-        assert [answer.status for answer in await engine.submit([task])] == [Status.CREATED]
-        assert [claimed.id for claimed in (await engine.claim("worker", 1, ("default",), Room(1))).tasks] == [task.id]
-    finally:
-        await engine.close()
-
-
-async def test_who_has_a_connection_goes_on_with_it(narrow: Postgres) -> None:
-    """More steps at once than it has connections: they take turns, though the pool might grow."""
-    engine = create(url_with(narrow.databases.give(), busy_timeout="5s"))
+async def test_what_is_told_when_no_connection_is_left(narrow: Postgres) -> None:
+    """Who has one goes on with it, and steps take turns, though the pool might grow. Who has none is told so: nothing was written, and asked again, when there
+    is a slot, the step is done."""
+    engine = create(url_with(narrow.databases.give(), busy_timeout="2s"))
     await engine.open()
     try:
         await engine.join(Joining(worker="worker", queues=("default",), types=TYPES))
         async with crowd(narrow, leave=True):
             batches = [[NewTask(type="plain", payload=b"{}") for _ in range(50)] for _ in range(10)]
-            answers = await asyncio.gather(*(engine.submit(batch) for batch in batches), *(engine.heartbeat("worker", 0, ()) for _ in range(10)))
-        assert len(answers) == 20
+            answers = await asyncio.gather(*map(engine.submit, batches), *(engine.heartbeat("worker", 0, ()) for _ in range(10)))
+            assert len(answers) == 20
+        task = NewTask(type="plain", payload=b"{}", priority=3)
+        async with crowd(narrow):
+            with pytest.raises(StoreError) as caught:
+                await engine.submit([task])
+            assert caught.value.code == "too_many_connections"
+        assert [answer.status for answer in await engine.submit([task])] == [Status.CREATED]
+        assert [claimed.id for claimed in (await engine.claim("worker", 1, ("default",), Room(1))).tasks] == [task.id]
     finally:
         await engine.close()
 
@@ -275,10 +263,7 @@ async def lock_out_workers(tmp_path: Path, url: str, seconds: float, env: dict[s
     assert judged.answers("stale") == []
 
 
-async def test_the_tasks_of_workers_are_locked(tmp_path: Path, postgres_url: str) -> None:
-    await lock_out_workers(tmp_path, postgres_url, 5.0, BRISK)
-
-
 @pytest.mark.chaos
-async def test_the_tasks_of_workers_are_locked_for_ten_seconds(tmp_path: Path, postgres_url: str) -> None:
-    await lock_out_workers(tmp_path, postgres_url, 10.0, {})
+@pytest.mark.parametrize(("seconds", "env"), [(5.0, BRISK), (10.0, {})])
+async def test_the_tasks_of_workers_are_locked(tmp_path: Path, postgres_url: str, seconds: float, env: dict[str, str]) -> None:
+    await lock_out_workers(tmp_path, postgres_url, seconds, env)

@@ -36,11 +36,11 @@ def killable(server: Postgres) -> Postgres:
     return server
 
 
-async def kills(tmp_path: Path, server: Postgres, modes: Sequence[Stop], seed: int = 0) -> list[int]:
+async def kills(tmp_path: Path, server: Postgres, modes: Sequence[Stop], clients: int = 2) -> list[int]:
     """The server ends in these ways, one after the other; how long after each it had answered again until a task was completed."""
-    url, history, random = server.databases.give(), tmp_path / "history", Random(seed)
+    url, history, random = server.databases.give(), tmp_path / "history", Random(clients)
     delays = []
-    async with at_work(url, history, seed) as programs:
+    async with at_work(url, history, n=clients) as programs:
         growing = Growing(history)
         for mode in modes:
             await growing.completed(random.randrange(1, 100))
@@ -58,7 +58,7 @@ async def test_the_server_dies_under_load(tmp_path: Path, private_postgres: Post
 @pytest.mark.chaos
 @pytest.mark.parametrize("mode", ["immediate", "kill"])
 async def test_the_server_dies_twenty_times_under_load(tmp_path: Path, private_postgres: Postgres, capsys: pytest.CaptureFixture[str], mode: Stop) -> None:
-    delays = await kills(tmp_path, killable(private_postgres), [mode] * 20, seed=1)
+    delays = await kills(tmp_path, killable(private_postgres), [mode] * 20, clients=4)
     with capsys.disabled():
         print(f"\n20 times the server ended by {mode}; from its first answer until the next completion: {figures(delays)}")
 
@@ -156,7 +156,7 @@ async def terminations(tmp_path: Path, server: Postgres, n: int) -> None:
 
 
 async def test_backends_are_terminated_under_load(tmp_path: Path, private_postgres: Postgres) -> None:
-    await terminations(tmp_path, private_postgres, 60)
+    await terminations(tmp_path, private_postgres, 30)
 
 
 @pytest.mark.chaos

@@ -290,7 +290,8 @@ async def test_a_business_transaction_as_the_page_has_it(postgres_url: str, monk
         rows, _ = await run_all(db, examples("Looking with psql")[-1])
         assert [tuple(row) for row in rows] == [(7, "pending", 0), (8, "pending", 0)]
         assert sorted(task.payload for task in (await app.engine.list()).tasks) == [b'{"number":7}', b'{"number":8}']
-        await db.execute("SET enable_seqscan = off")
+        # Between two indexes that fit, so few rows decide nothing: without the other one, that of the page must be usable.
+        await db.execute("SET enable_seqscan = off; DROP INDEX taskmill.body_type")
         plan = await db.fetch("EXPLAIN SELECT id FROM taskmill.tasks_v WHERE type = 'invoice' AND payload ->> 'number' = '7'")
         assert "invoice_number" in str(plan)
         assert "Index Cond: ((taskmill.as_jsonb" in str(plan)

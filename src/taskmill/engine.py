@@ -166,7 +166,7 @@ class Claimed(Struct, frozen=True, gc=False):
 
 
 class Claim(Struct, frozen=True):
-    """An answer to `claim`. `next_at`: when something may become claimable; `more`: not everything was looked at, ask again."""
+    """An answer to `claim`. `next_at`: when something may become claimable, where nothing was now; `more`: not everything was looked at, ask again."""
 
     tasks: tuple[Claimed, ...]
     next_at: int | None = None

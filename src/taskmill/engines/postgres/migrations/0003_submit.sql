@@ -243,7 +243,9 @@ DECLARE
   limiting text[];
   spans bigint[];
   orders boolean[];
+  numbers bigint[];
   all_plain boolean;
+  listening boolean;
   alive boolean[];
   busy boolean[];
   flags integer[];
@@ -280,11 +282,11 @@ BEGIN
     FOR attempt IN 1 .. 2 LOOP
       -- Each lane is held, so that nobody removes it before this transaction has ended.
       SELECT array_agg(type), array_agg(queue), array_agg(tenant), array_agg(priority), array_agg(timeout), array_agg(max_crashes), array_agg(retry), array_agg(span),
-        array_agg(order_key <> ''), CASE WHEN bool_or(rejects) THEN array_agg(CASE WHEN rejects THEN array_to_json(limits)::text END) END,
+        array_agg(order_key <> ''), array_agg(queue_number), CASE WHEN bool_or(rejects) THEN array_agg(CASE WHEN rejects THEN array_to_json(limits)::text END) END,
         array_agg(CASE WHEN share = '' AND order_key = '' AND (limits = '{}' OR rejects) THEN -queue_number ELSE (
           SELECT l.id FROM lane l WHERE l.queue = x.queue_number AND l.share = (SELECT s.id FROM share s WHERE s.queue = x.queue_number AND s.name = x.share)
             AND l.limits = CASE WHEN x.rejects THEN '{}' ELSE x.limits END AND l.order_key = x.order_key AND l.type = '' FOR KEY SHARE) END)
-      INTO types, queues, tenants, priorities, timeouts, crashes, retries, spans, orders, limiting, lanes
+      INTO types, queues, tenants, priorities, timeouts, crashes, retries, spans, orders, numbers, limiting, lanes
       FROM (SELECT r.*, (SELECT q.id FROM queue q WHERE q.name = r.queue) AS queue_number FROM read_lines(p_lines) r ORDER BY r.line) x;
       EXIT WHEN attempt = 2 OR array_position(lanes, NULL) IS NULL;
       IF NOT p_own THEN
@@ -295,8 +297,7 @@ BEGIN
     END LOOP;
     all_plain := 0 > ALL (lanes);
     LOCK TABLE body, task, dedupe, held, edge IN ROW EXCLUSIVE MODE;  -- before numbers are given: see horizon()
-    seqs := ARRAY(SELECT nextval('seq') FROM generate_series(1, n));
-    PERFORM set_config('lock_timeout', p_patience::text, true);
+    SELECT ARRAY(SELECT nextval('seq') FROM generate_series(1, n)), set_config('lock_timeout', p_patience::text, true) INTO seqs;
   END IF;
 
   -- Who is there already, or cannot be there?
@@ -446,7 +447,7 @@ BEGIN
       END IF;
     END;
   END LOOP;
-  PERFORM set_config('lock_timeout', patience, true);
+  SELECT s.listen_until > now, set_config('lock_timeout', patience, true) INTO listening FROM store s;
   IF p_key IS NOT NULL OR p_unique IS NOT NULL THEN
     FOREACH v IN ARRAY verdicts LOOP
       IF v.status IN ('refused', 'busy') OR v.code = 'unique_runs' THEN
@@ -527,7 +528,7 @@ BEGIN
     INSERT INTO expiry (at, id)
     SELECT u.at, u.id FROM unnest(p_ids, p_expires_at) WITH ORDINALITY u(id, at, place) WHERE u.at IS NOT NULL AND (alive IS NULL OR alive[u.place]) ON CONFLICT DO NOTHING;
   END IF;
-  IF (SELECT listen_until > now FROM store) THEN
+  IF listening THEN
     INSERT INTO event (kind, subject, version, at, data)
     SELECT CASE WHEN u.place = ANY (rejected) THEN 'task.dead' ELSE 'task.submitted' END, u.id::text, 1, now,
       json_build_object('type', types[u.line], 'queue', queues[u.line])::text
@@ -537,7 +538,7 @@ BEGIN
     PERFORM break_seals(p_unseal, now);
   END IF;
   IF p_own AND stored > 0 THEN
-    PERFORM announce(ARRAY(SELECT id FROM queue WHERE name = ANY (queues)));
+    PERFORM announce(numbers);
   END IF;
   RETURN QUERY SELECT * FROM unnest(verdicts);
 END $$;

@@ -101,15 +101,22 @@ BEGIN
   RETURN p;
 END $$;
 
--- Where to begin in a plain line. An old snapshot that somebody holds keeps the entries of all that was claimed since in the index, and a look from the start
--- walks over them. After a look that did, this session begins where it last found something, for ten times as long as the look took: a tenth of its time goes
--- into walking, however long the snapshot is held. It begins a second earlier than it found something, for the sake of those who have yet to commit; what comes
--- back with an older age meanwhile is met by the next look from the start.
-CREATE FUNCTION line_start(queue_number bigint, level integer) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+-- Where to begin in the plain line of a queue, for each priority. An old snapshot that somebody holds keeps the entries of all that was claimed since in the
+-- index, and a look from the start walks over them. After a look that did, this session begins where it last found something, for ten times as long as the look
+-- took: a tenth of its time goes into walking, however long the snapshot is held. It begins a second earlier than it found something, for the sake of those who
+-- have yet to commit; what comes back with an older age meanwhile is met by the next look from the start.
+CREATE FUNCTION line_starts(queue_number bigint) RETURNS bigint[] LANGUAGE plpgsql STABLE AS $$
 DECLARE
-  noted text := nullif(current_setting(format('taskmill.line_%s_%s', queue_number, level), true), '');
+  noted text := current_setting('taskmill.line_' || queue_number, true);  -- of each priority until when and from where: 8 numbers
+  now bigint;
+  n bigint[];
 BEGIN
-  RETURN CASE WHEN split_part(noted, ' ', 2)::bigint > moment(NULL) THEN split_part(noted, ' ', 1)::bigint ELSE 0 END;
+  IF noted IS NULL OR noted = '' THEN
+    RETURN '{0,0,0,0}';
+  END IF;
+  n := string_to_array(noted, ' ');
+  now := moment(NULL);
+  RETURN ARRAY(SELECT CASE WHEN n[2 * place - 1] > now THEN n[2 * place] ELSE 0 END FROM generate_series(1, 4) place ORDER BY place);
 END $$;
 
 CREATE FUNCTION entries_read() RETURNS bigint LANGUAGE plpgsql AS $$
@@ -117,23 +124,38 @@ BEGIN
   RETURN pg_stat_get_xact_tuples_returned('task_plain'::regclass);
 END $$;
 
--- After a look: from where, how many entries it met, when it began, what it found first.
-CREATE FUNCTION note_line(queue_number bigint, level integer, start bigint, entries bigint, began bigint, first_at bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- After a look: where it began, how many entries it met, when it began, and what it found first of each priority that it looked at (NULL: it did not).
+CREATE FUNCTION note_lines(queue_number bigint, starts bigint[], entries bigint, began bigint, firsts bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-  name text := format('taskmill.line_%s_%s', queue_number, level);
-  begin_at bigint := greatest(first_at - 1000000, start);
+  name text := 'taskmill.line_' || queue_number;
+  now bigint := moment(NULL);
+  n bigint[];
 BEGIN
-  IF start > 0 THEN
-    PERFORM set_config(name, format('%s %s', begin_at, split_part(current_setting(name), ' ', 2)), false);
-  ELSIF entries > 20000 THEN
-    PERFORM set_config(name, format('%s %s', begin_at, moment(NULL) + 10 * (moment(NULL) - began)), false);
+  IF entries <= 20000 AND starts = '{0,0,0,0}' THEN
+    RETURN;
   END IF;
+  n := coalesce(string_to_array(nullif(current_setting(name, true), ''), ' '), '{0,0,0,0,0,0,0,0}');
+  FOR place IN 1 .. 4 LOOP
+    IF starts[place] = 0 AND entries > 20000 AND firsts[place] IS NOT NULL THEN
+      n[2 * place - 1] := now + 10 * (now - began);
+    END IF;
+    n[2 * place] := greatest(firsts[place] - 1000000, starts[place]);
+  END LOOP;
+  PERFORM set_config(name, array_to_string(n, ' '), false);
+END $$;
+
+CREATE FUNCTION of_level(level integer, value bigint) RETURNS bigint[] LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+  n bigint[] := '{NULL,NULL,NULL,NULL}';
+BEGIN
+  n[level + 1] := value;
+  RETURN n;
 END $$;
 
 -- Up to `most` of the plain line of a queue at one priority, past what is not for this worker.
 CREATE FUNCTION pick_plain(p picking, queue_number bigint, level integer, most integer) RETURNS picking LANGUAGE plpgsql AS $$
 DECLARE
-  start bigint;
+  starts bigint[];
   entries bigint;
   began bigint;
   first_at bigint;
@@ -143,15 +165,15 @@ DECLARE
 BEGIN
   p.picked := '{}';
   WHILE p.picked = '{}' AND p.passed < 1000 LOOP
-    start := line_start(queue_number, level);
+    starts := line_starts(queue_number);
     entries := entries_read();
     began := moment(NULL);
     SELECT array_agg(x.id), bool_or(x.type <> ALL (p.types) OR (x.expires_at <= p.now AND x.must_end IS NULL)), sum(x.size), min(x.ready_at) INTO ids, odd, size, first_at
     FROM (
       SELECT t.id, t.type, t.expires_at, t.must_end, t.size, t.ready_at FROM task t
-      WHERE t.lane = -queue_number AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at BETWEEN start AND p.now
+      WHERE t.lane = -queue_number AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at BETWEEN starts[level + 1] AND p.now
       ORDER BY t.ready_at, t.seq LIMIT most FOR UPDATE SKIP LOCKED) x;
-    PERFORM note_line(queue_number, level, start, entries_read() - entries, began, coalesce(first_at, p.now));
+    PERFORM note_lines(queue_number, starts, entries_read() - entries, began, of_level(level, coalesce(first_at, p.now)));
     EXIT WHEN ids IS NULL;
     IF odd OR p.rooms IS NOT NULL OR size > p.bytes THEN
       p := sort_out(p, ids, most);
@@ -283,7 +305,7 @@ END $$;
 CREATE FUNCTION next_visits(p picking, queue_number bigint, level integer, want integer, with_plain boolean, lanes bigint[], rooms integer[], last_at bigint, last_seq bigint)
 RETURNS uuid[] LANGUAGE plpgsql AS $$
 DECLARE
-  start bigint := line_start(queue_number, level);
+  starts bigint[] := line_starts(queue_number);
   entries bigint := entries_read();
   began bigint := moment(NULL);
   first_at bigint;
@@ -306,7 +328,7 @@ BEGIN
     UNION ALL
     SELECT 0, t.id, t.ready_at, t.seq, row_number() OVER (ORDER BY t.ready_at, t.seq)
     FROM (SELECT t.id, t.ready_at, t.seq FROM task t
-          WHERE with_plain AND t.lane = -queue_number AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at BETWEEN start AND p.now
+          WHERE with_plain AND t.lane = -queue_number AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at BETWEEN starts[level + 1] AND p.now
           ORDER BY t.ready_at, t.seq LIMIT want) t
   ), visit AS (
     SELECT c.*, first_value(c.ready_at) OVER w AS visit_at, first_value(c.seq) OVER w AS visit_seq FROM candidate c WINDOW w AS (PARTITION BY c.lane, (c.n - 1) / 8 ORDER BY c.n)
@@ -322,7 +344,7 @@ BEGIN
   SELECT array_agg(o.id ORDER BY o.place), (SELECT min(c.ready_at) FROM candidate c WHERE c.lane = 0) INTO ids, first_at FROM (
     SELECT o.id, o.place FROM placed o WHERE o.id NOT IN (SELECT v.id FROM over v) ORDER BY o.place LIMIT want) o;
   IF with_plain THEN
-    PERFORM note_line(queue_number, level, start, entries_read() - entries, began, coalesce(first_at, p.now));
+    PERFORM note_lines(queue_number, starts, entries_read() - entries, began, of_level(level, coalesce(first_at, p.now)));
   END IF;
   RETURN ids;
 END $$;
@@ -348,7 +370,7 @@ BEGIN
       RETURN pick_share(p, q.id, unnamed, level, want, true);
     END IF;
     has_plain := EXISTS (SELECT 1 FROM task t WHERE t.lane = -q.id AND t.lane < 0 AND t.state <= 2 AND t.priority = level
-      AND t.ready_at BETWEEN line_start(q.id, level) AND p.now);
+      AND t.ready_at BETWEEN (line_starts(q.id))[level + 1] AND p.now);
     IF has_plain THEN
       PERFORM share_id(q.id, '');
     END IF;
@@ -435,41 +457,33 @@ BEGIN
   RETURN p;
 END $$;
 
--- Up to `most` of a queue that has nothing but its plain line, locked; nothing at all if something is in the way.
+-- Up to `most` of a queue that has nothing but its plain line, locked, the best priority first; NULL if something is in the way.
 CREATE FUNCTION next_plain(p picking, queue_number bigint, most integer) RETURNS uuid[] LANGUAGE plpgsql AS $$
 DECLARE
-  start bigint;
-  entries bigint;
-  began bigint;
-  first_at bigint;
+  starts bigint[] := line_starts(queue_number);
+  entries bigint := entries_read();
+  began bigint := moment(NULL);
   ids uuid[];
-  found_all uuid[] := '{}';
   odd boolean;
   size bigint;
 BEGIN
-  IF EXISTS (SELECT 1 FROM queue WHERE id = queue_number AND priorities IS NOT NULL) THEN
-    RETURN NULL;
+  SELECT coalesce(array_agg(x.id), '{}'), bool_or(x.type <> ALL (p.types) OR x.expires_at <= p.now OR x.flags & 4 <> 0), sum(x.size) INTO ids, odd, size
+  FROM (
+    SELECT n.* FROM (VALUES (3), (2), (1), (0)) l(level), LATERAL (
+      SELECT t.id, t.type, t.expires_at, t.flags, t.size FROM task t
+      WHERE t.lane = -queue_number AND t.lane < 0 AND t.state <= 2 AND t.priority = l.level AND t.ready_at BETWEEN starts[l.level + 1] AND p.now
+      ORDER BY t.ready_at, t.seq LIMIT most FOR UPDATE SKIP LOCKED) n
+    LIMIT most) x;
+  entries := entries_read() - entries;
+  IF entries > 20000 OR starts <> '{0,0,0,0}' THEN
+    PERFORM note_lines(queue_number, starts, entries, began, (
+      SELECT array_agg(CASE WHEN cardinality(ids) < most OR level >= f.lowest THEN coalesce(f.first_at[level + 1], p.now) END ORDER BY level)
+      FROM generate_series(0, 3) level, (
+        SELECT min(t.priority) AS lowest, ARRAY(
+          SELECT min(t.ready_at) FILTER (WHERE t.priority = l) FROM generate_series(0, 3) l, task t WHERE t.id = ANY (ids) GROUP BY l ORDER BY l) AS first_at
+        FROM task t WHERE t.id = ANY (ids)) f));
   END IF;
-  FOR level IN REVERSE 3..0 LOOP
-    start := line_start(queue_number, level);
-    entries := entries_read();
-    began := moment(NULL);
-    SELECT array_agg(x.id), bool_or(x.type <> ALL (p.types) OR x.expires_at <= p.now OR x.flags & 4 <> 0), sum(x.size), min(x.ready_at) INTO ids, odd, size, first_at
-    FROM (
-      SELECT t.id, t.type, t.expires_at, t.flags, t.size, t.ready_at FROM task t
-      WHERE t.lane = -queue_number AND t.lane < 0 AND t.state <= 2 AND t.priority = level AND t.ready_at BETWEEN start AND p.now
-      ORDER BY t.ready_at, t.seq LIMIT most - cardinality(found_all) FOR UPDATE SKIP LOCKED) x;
-    PERFORM note_line(queue_number, level, start, entries_read() - entries, began, coalesce(first_at, p.now));
-    IF ids IS NOT NULL THEN
-      IF odd OR size > p.bytes THEN
-        RETURN NULL;
-      END IF;
-      p.bytes := p.bytes - size;
-      found_all := found_all || ids;
-      EXIT WHEN cardinality(found_all) = most;
-    END IF;
-  END LOOP;
-  RETURN found_all;
+  RETURN CASE WHEN odd OR size > p.bytes THEN NULL ELSE ids END;
 END $$;
 
 -- Every queue gets an equal part first, then what others leave; the one that goes first changes with the request. Then a few more of the plain lines.
@@ -525,11 +539,13 @@ RETURNS TABLE (id text, type text, queue text, payload text, token bigint, attem
 DECLARE
   w workers;
   p picking;
+  types text[];
   numbers bigint[];
   now bigint;
   next_at bigint;
   how text := 'claimed';
   listening boolean;
+  weighed boolean;
   gated boolean;
   plain uuid[];
   tokens bigint[];
@@ -548,12 +564,13 @@ BEGIN
     RETURN NEXT;
     RETURN;
   END IF;
-  p := (p_worker, p_request, now, p_slots, p_bytes, false, 0, false, false,
-    ARRAY(SELECT n FROM unnest(w.types) n WHERE n <> ALL (s.paused_types) AND coalesce((p_rooms ->> n)::integer, 1) > 0), p_rooms, '{}', '{}', '{}', false)::picking FROM store s;
-  SELECT s.listen_until > now INTO listening FROM store s;
-  numbers := ARRAY(SELECT q.id FROM unnest(p_queues) WITH ORDINALITY u(name, place) JOIN queue q ON q.name = u.name
-    WHERE NOT q.paused ORDER BY (u.place - 1 + cardinality(p_queues) - p_request % greatest(cardinality(p_queues), 1)) % greatest(cardinality(p_queues), 1));
-  gated := anything_owed(now) OR EXISTS (SELECT 1 FROM share s WHERE s.queue = ANY (numbers) AND s.top IS NOT NULL);
+  SELECT s.listen_until > now, ARRAY(SELECT n FROM unnest(w.types) n WHERE n <> ALL (s.paused_types) AND coalesce((p_rooms ->> n)::integer, 1) > 0),
+    coalesce(q.numbers, '{}'), coalesce(q.weighed, false), anything_owed(now) OR EXISTS (SELECT 1 FROM share k WHERE k.queue = ANY (q.numbers) AND k.top IS NOT NULL)
+  INTO listening, types, numbers, weighed, gated
+  FROM store s, (
+    SELECT array_agg(q.id ORDER BY (u.place - 1 + n - p_request % n) % n) AS numbers, bool_or(q.priorities IS NOT NULL) AS weighed
+    FROM unnest(p_queues) WITH ORDINALITY u(name, place) JOIN queue q ON q.name = u.name, greatest(cardinality(p_queues), 1) n WHERE NOT q.paused) q;
+  p := (p_worker, p_request, now, p_slots, p_bytes, false, 0, false, false, types, p_rooms, '{}', '{}', '{}', false)::picking;
   IF gated THEN
     PERFORM gate();
     now := moment(p_now);  -- read after the lock: every limit is judged by it
@@ -561,7 +578,7 @@ BEGIN
     p.gated := true;
     p.more := apply_inboxes(now);
   END IF;
-  IF NOT gated AND NOT listening AND cardinality(numbers) = 1 AND p_rooms IS NULL THEN
+  IF cardinality(numbers) = 1 AND NOT gated AND NOT weighed AND NOT listening AND p_rooms IS NULL THEN
     plain := next_plain(p, numbers[1], p_slots + p_prefetch);
   END IF;
   IF plain <> '{}' THEN  -- nothing is in the way: started and answered in one statement
@@ -573,7 +590,7 @@ BEGIN
       FROM unnest(plain) WITH ORDINALITY u(id, place), body b WHERE t.id = ANY (ARRAY[u.id]) AND b.id = ANY (ARRAY[u.id])
       RETURNING t.id::text, t.type, b.queue, b.payload::text, t.token, t.executions, t.claimed_at, t.priority, t.failures, t.crashes, b.max_crashes, t.version,
         b.created_at, b.retry, b.timeout, t.expires_at, b.tenant, NULL::text[], t.flags, t.must_end, t.phase, b.meta;
-  ELSIF numbers <> '{}' THEN
+  ELSIF plain IS NULL AND numbers <> '{}' THEN
     p := pick_all(p, numbers, p_prefetch);
     p.more := p.more OR p.passed >= 1000;
   END IF;
@@ -586,12 +603,13 @@ BEGIN
     END IF;
     RETURN QUERY SELECT * FROM claimed(p.taken);
   ELSIF coalesce(plain, '{}') = '{}' AND NOT p.more THEN
+    PERFORM set_config('synchronous_commit', 'off', true);  -- an idle mark that a crash forgets is nothing: everybody asks anew after it
     UPDATE queue q SET idle = true WHERE q.id = ANY (ARRAY(SELECT k.id FROM queue k WHERE k.id = ANY (numbers) AND NOT k.idle FOR NO KEY UPDATE SKIP LOCKED));
     IF FOUND THEN
       how := 'idle';
     END IF;
   END IF;
-  IF NOT p.more AND p.slots > 0 THEN
+  IF NOT p.more AND p.slots > 0 AND p.taken = '{}' AND coalesce(plain, '{}') = '{}' THEN
     next_at := next_claimable(numbers, now);
   END IF;
   id := NULL;

@@ -108,21 +108,21 @@ CREATE FUNCTION heartbeat(p_worker text, p_request bigint, p_tokens bigint[], p_
 RETURNS TABLE (known boolean, lost bigint[], cancelled text[], command bytea, owes boolean) LANGUAGE plpgsql AS $$
 DECLARE
   tokens bigint[];
-  unnamed boolean;
+  answered bigint[];  -- of its requests up to this one
   held_from bigint;
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
   -- Its requests are answered in their order, and nothing comes to one later: so the first that it holds something of only ever grows, and leases that are
   -- long gone are not looked at, also while an old snapshot keeps them in the index.
-  SELECT array_agg(t.token), array_agg(t.id::text ORDER BY t.seq) FILTER (WHERE t.flags & 2 <> 0 AND t.token = ANY (p_tokens)),
-    bool_or(t.request <= p_request AND t.token <> ALL (p_tokens)), min(t.request)
-  INTO tokens, cancelled, unnamed, held_from
+  SELECT array_agg(t.token), array_agg(t.token) FILTER (WHERE t.request <= p_request), min(t.request),
+    array_agg(t.id::text ORDER BY t.seq) FILTER (WHERE t.flags & 2 <> 0 AND t.token = ANY (p_tokens))
+  INTO tokens, answered, held_from, cancelled
   FROM task t WHERE t.worker = p_worker AND t.state = 3 AND t.request >= (SELECT w.oldest FROM workers w WHERE w.id = p_worker);
   UPDATE workers w SET beat_at = moment(p_mono), oldest = least(held_from, p_request + 1, w.request + 1) WHERE w.id = p_worker;
   known := FOUND;
   owes := false;
   IF known THEN
-    IF unnamed THEN
+    IF EXISTS (SELECT unnest(answered) EXCEPT SELECT unnest(p_tokens)) THEN
       owes := give_back(p_worker, p_request, p_tokens, moment(p_now)) > 0;
     END IF;
     SELECT i.value INTO command FROM item i WHERE i.kind = 'worker' AND i.name = p_worker ORDER BY i.operator DESC LIMIT 1;

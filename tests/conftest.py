@@ -12,11 +12,13 @@ import pytest
 
 from tests.servers import pgbouncer as poolers
 from tests.servers import postgres as servers
+from tests.servers import redis as redis_servers
 from tests.servers.absence import Absence, skip
 from tests.servers.existing import URL, Server, existing
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import Postgres
 from tests.servers.programs import FOLDERS, Absent
+from tests.servers.redis import RedisServer
 
 GIVEN = pytest.StashKey[dict[str, str]]()
 
@@ -53,6 +55,24 @@ def postgres_url(postgres: Server) -> Iterator[str]:
         yield url
     finally:
         postgres.databases.take_back(url)
+
+
+@pytest.fixture(scope="session")
+def redis_server(pytestconfig: pytest.Config) -> Iterator[RedisServer]:
+    """The Redis server of this process, for all tests that leave it as it is."""
+    try:
+        with redis_servers.started(folders=pytestconfig.stash[GIVEN].get(FOLDERS)) as server:
+            yield server
+    except Absent as absent:
+        skip(absent)
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> Iterator[str]:
+    """An empty store."""
+    yield redis_server.url()
+    with redis_server.client() as client:
+        client.flushall()
 
 
 @pytest.fixture

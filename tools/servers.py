@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-WANTED = {"postgresql": "postgres", "pgbouncer": "pgbouncer"}
+WANTED = {"postgresql": "postgres", "pgbouncer": "pgbouncer", "redis-server": "redis-server"}
 """Package, and the program that shows that it is there."""
 PLACES = ("/usr/sbin", *map(str, Path("/usr/lib/postgresql").glob("*/bin")))
 NO_CLUSTER = Path("/etc/postgresql-common/createcluster.d/taskmill-tests.conf")

@@ -53,14 +53,14 @@ _SCHEMES: dict[str, EngineKind] = {"sqlite": "sqlite", "postgresql": "postgres",
 _OWN_PARAMETERS: dict[EngineKind, tuple[str, ...]] = {
     "sqlite": (),
     "postgres": ("schema", "pool", "host", "port", "application_name", "sslmode", "sslrootcert", "sslcert", "sslkey", "target_session_attrs"),
-    "redis": ("cluster", "sentinel"),
+    "redis": ("cluster", "prefix", "sentinel"),
     "kafka": ("state", "archive"),
 }
 # These are settings too; in a URL they travel with the store they are about.
 _SHARED_PARAMETERS: dict[EngineKind, tuple[str, ...]] = {
     "sqlite": ("durability", "busy_timeout"),
     "postgres": ("durability", "busy_timeout"),
-    "redis": ("durability",),
+    "redis": ("durability", "busy_timeout"),
     "kafka": ("durability",),
 }
 

@@ -23,6 +23,10 @@ with suppress(ImportError):
     import_module("taskmill.engines.postgres.engine")
     STORES["postgres"] = "postgres_url"
 
+with suppress(ImportError):
+    import_module("taskmill.engines.redis.engine")
+    STORES["redis"] = "redis_url"
+
 ANSWERS = ("heard", "lost")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FOLDERS", "OLDEST", "Absent", "account", "free_port", "pgbouncer", "postgres"]
+__all__ = ["FOLDERS", "OLDEST", "Absent", "account", "free_port", "pgbouncer", "postgres", "redis"]
 
 FOLDERS = "TASKMILL_TEST_PROGRAMS"
 """Folders to look in instead of PATH and Debian's own, separated as in PATH."""
@@ -43,6 +43,13 @@ def pgbouncer(folders: str | None = None) -> Path:
     path = shutil.which("pgbouncer", path=os.pathsep.join(map(str, _folders(folders))))
     if path is None:
         raise Absent("PgBouncer", "apt-get install pgbouncer")
+    return Path(path)
+
+
+def redis(folders: str | None = None) -> Path:
+    path = shutil.which("redis-server", path=os.pathsep.join(map(str, _folders(folders))))
+    if path is None:
+        raise Absent("Redis", "apt-get install redis-server")
     return Path(path)
 
 

@@ -51,6 +51,11 @@ def create(
         from taskmill.engines.postgres.engine import PostgresEngine
 
         return PostgresEngine(target, clock=clock, lease=lease, term=term)
+    if engine_kind(url) == "redis":
+        from taskmill.engines.redis.engine import RedisEngine
+        from taskmill.engines.redis.target import parse
+
+        return RedisEngine(parse(url, busy_timeout=busy_timeout), clock=clock, lease=lease, term=term)
     path, durability, busy_timeout = _sqlite(url, base, durability, busy_timeout)
     from taskmill.engines.sqlite.engine import SQLiteEngine
 

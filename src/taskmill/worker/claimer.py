@@ -137,7 +137,7 @@ class Claimer:
         if claim.more:
             await asyncio.sleep(random.uniform(0.001, 0.01))
             return
-        wait = POLL * random.uniform(0.7, 0.95)
+        wait = POLL * random.uniform(0.85, 0.98)
         if claim.next_at is not None:
             wait = min(wait, max(0, claim.next_at - self._engine.clock.now()))
         with contextlib.suppress(TimeoutError):

@@ -102,7 +102,8 @@ async def recover_lost(store: Store, n: int) -> Moved:
     more = row["more"]
     if row["moving"]:
         more |= await _move_types(store, n)
-    more |= await store.settle()
+    if row["owes"] or row["moving"]:
+        more |= await store.settle()
     return Moved(row["moved"], more, tuple(row["lost"]))
 
 

@@ -33,8 +33,8 @@ BATCH = 1_000
 GRACE_LOOKS, GRACE = 20, 0.005
 """How long a new listener waits for steps that are under way and tell nothing, before it takes them for lost."""
 
-FIRST, LONGEST, LONGEST_DEAF = 0.05, 1.0, 0.5
-"""Seconds between two looks: the first, the longest, and the longest where no hints can come."""
+FIRST, LONGEST, LONGEST_DEAF = 0.05, {"work": 5.0, "ended": 1.0, "event": 1.0}, 0.5
+"""Seconds between two looks: the first, the longest, and the longest where no hints can come. Who claims polls by itself, and needs few that are made up."""
 
 
 class Ear:
@@ -56,7 +56,7 @@ class Ear:
     async def wait(self) -> None:
         """Until the next hint, or until it is time to look without one."""
         pause = self._pause * random.uniform(0.8, 1.2)
-        self._pause = min(2 * self._pause, LONGEST_DEAF if self._hub.deaf else LONGEST)
+        self._pause = min(2 * self._pause, LONGEST_DEAF if self._hub.deaf else LONGEST[self._kind])
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause):  # not wait_for: in Python 3.11 it forgets a cancel that comes together with the hint
                 await self._heard.wait()
@@ -189,7 +189,7 @@ class Waiters:
                             self._tell(task, state)
                             self._ear.hurry()
                 except StoreError:
-                    await asyncio.sleep(LONGEST * random.uniform(0.5, 1))
+                    await asyncio.sleep(LONGEST["ended"] * random.uniform(0.5, 1))
                 if self._ear is not None and self._waiting:
                     await self._ear.wait()
         finally:

@@ -93,10 +93,12 @@ class Live:
         self._db.executemany(queries.forget, [(worker,) for worker in workers])
 
     def mark(self, lease: int) -> int:
-        """Recovery was here. Answers since when leases may be judged: a pause of the store or of recovery itself is nobody's fault but theirs."""
+        """Recovery was here. Answers since when leases may be judged: a pause of the store or of recovery itself is nobody's fault but theirs.
+
+        Half a lease is a pause: of a longer one too little would be left to beat in."""
         now = self._clock.monotonic()
         row = self._db.execute(queries.last_mark, (self._boot,)).fetchone()
-        fair_since: int = now if row is None or now - row[0] > lease else row[1]
+        fair_since: int = now if row is None or now - row[0] > lease // 2 else row[1]
         self._db.execute(queries.mark, (now, fair_since, self._boot))
         return fair_since
 

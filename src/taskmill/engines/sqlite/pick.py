@@ -372,6 +372,7 @@ class _QueuePicker:
             return
         opened = True
         while opened:
+            self._look_at_shares()
             foreign = self.step.db.execute(queries.foreign_lanes, (self.id, self.picker.types())).fetchall()
             for (names,) in foreign:
                 for limit in decode_names(names):
@@ -383,8 +384,8 @@ class _QueuePicker:
         self.forget_ages()
         opened = self.picker.pass_on(self.picker.limits.values() if limits is None else limits)
         if opened:
-            self._pass_over_foreign()
             self._look_at_shares()
+            self._pass_over_foreign()
             self.dry.clear()
         return opened
 

@@ -200,7 +200,10 @@ END $$;
 CREATE FUNCTION lower_edges(ids uuid[], counts integer[], fails boolean[], now bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   locked uuid[];
-  r record;
+  woken uuid[];
+  lanes bigint[];
+  ages bigint[];
+  t task;
 BEGIN
   locked := ARRAY(SELECT id FROM task WHERE id = ANY (ids) ORDER BY uuid_send(id) FOR UPDATE SKIP LOCKED);
   IF cardinality(locked) < cardinality(ids) THEN
@@ -210,15 +213,27 @@ BEGIN
     SELECT array_agg(u.id), array_agg(u.n), array_agg(u.bad) INTO ids, counts, fails FROM unnest(ids, counts, fails) u(id, n, bad) WHERE u.id = ANY (locked);
   END IF;
   UPDATE task w SET open_edges = w.open_edges - u.n FROM unnest(ids, counts) u(id, n) WHERE w.id = ANY (ARRAY[u.id]);
-  FOR r IN
-    SELECT w AS t, u.bad FROM unnest(ids, fails) u(id, bad) JOIN task w ON w.id = ANY (ARRAY[u.id])
-    WHERE w.state + 0 = 4 AND (u.bad OR (w.open_edges = 0 AND w.flags & (64 | 128) = 0)) ORDER BY w.seq
-  LOOP
-    IF r.bad THEN
-      PERFORM make_cancelled(r.t, now, '{"code":"edge_failed","message":"a task it waits for did not complete"}', 'edge_failed');
-    ELSE
-      PERFORM wake_up(r.t, now);
+  -- What wake_up does to one, to all of them.
+  WITH awake AS (
+    UPDATE task w SET state = CASE WHEN w.executions = 0 AND b.run_at > now THEN 1 ELSE 0 END,
+      ready_at = CASE WHEN w.executions = 0 AND b.run_at > now THEN b.run_at ELSE now END,
+      token = CASE WHEN w.executions = 0 AND b.run_at > now THEN w.token END, worker = CASE WHEN w.executions = 0 AND b.run_at > now THEN w.worker END,
+      request = NULL, awaits = NULL, version = w.version + 1, updated_at = now
+    FROM unnest(ids, fails) u(id, bad), body b
+    WHERE w.id = ANY (ARRAY[u.id]) AND b.id = ANY (ARRAY[u.id]) AND NOT u.bad AND w.state + 0 = 4 AND w.open_edges = 0 AND w.flags & (64 | 128) = 0
+    RETURNING w.id, w.lane, w.ready_at)
+  SELECT array_agg(id), array_agg(lane), array_agg(ready_at) INTO woken, lanes, ages FROM awake;
+  IF woken IS NOT NULL THEN
+    INSERT INTO stir (lane, at) SELECT u.lane, min(u.at) FROM unnest(lanes, ages) u(lane, at) WHERE u.lane > 0 GROUP BY u.lane;
+    IF (SELECT listen_until > now FROM store) THEN
+      PERFORM tell(kind_of(w.state), w.id::text, w.version, now, facts(w.id)) FROM task w WHERE w.id = ANY (woken) ORDER BY w.seq;
     END IF;
+    PERFORM announce(ARRAY(SELECT DISTINCT queue_of(l) FROM unnest(lanes) l));
+  END IF;
+  FOR t IN
+    SELECT w.* FROM unnest(ids, fails) u(id, bad) JOIN task w ON w.id = ANY (ARRAY[u.id]) WHERE u.bad AND w.state + 0 = 4 ORDER BY w.seq
+  LOOP
+    PERFORM make_cancelled(t, now, '{"code":"edge_failed","message":"a task it waits for did not complete"}', 'edge_failed');
   END LOOP;
 END $$;
 

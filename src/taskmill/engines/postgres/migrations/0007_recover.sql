@@ -178,10 +178,11 @@ BEGIN
 END $$;
 
 -- Up to n leases of workers that are silent for longer than their lease are lost; then a slice of what only time or a clock that was set back has decided.
--- Nobody is judged by a time in which the store, or recovery itself, did not look. Rows that somebody holds are passed over: a worker is forgotten when
+-- Nobody is judged by a time in which the store, or recovery itself, did not look: after half a lease of that, every lease is first given one lease more, as
+-- too little would be left to beat in. Rows that somebody holds are passed over: a worker is forgotten when
 -- nothing is left of it, so no lease is left behind.
 CREATE FUNCTION recover(p_n integer, p_lease bigint, p_now bigint, p_mono bigint)
-RETURNS TABLE (moved integer, more boolean, lost text[], moving boolean) LANGUAGE plpgsql AS $$
+RETURNS TABLE (moved integer, more boolean, lost text[], moving boolean, owes boolean) LANGUAGE plpgsql AS $$
 DECLARE
   now bigint;
   mono bigint;
@@ -200,7 +201,7 @@ BEGIN
   now := moment(p_now);
   mono := moment(p_mono);
   SELECT * INTO s FROM store;
-  fair := CASE WHEN mono - s.mark_at NOT BETWEEN -p_lease AND p_lease THEN mono ELSE s.fair_since END;
+  fair := CASE WHEN mono - s.mark_at NOT BETWEEN -p_lease AND p_lease / 2 THEN mono ELSE s.fair_since END;
   IF mono < s.mark_at - p_lease THEN
     UPDATE workers w SET beat_at = mono WHERE w.id = ANY (ARRAY(SELECT k.id FROM workers k WHERE k.beat_at > mono FOR UPDATE SKIP LOCKED));
   END IF;
@@ -231,6 +232,7 @@ BEGIN
   more := more OR moved >= p_n OR expired >= p_n;
   moved := moved + expired;
   moving := EXISTS (SELECT 1 FROM moving);
+  owes := anything_owed(now);
   RETURN NEXT;
 END $$;
 

@@ -1,0 +1,117 @@
+"""Finish: every ending of an attempt, applied only under its current lease; and checkpoints and signals, which live under the same rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+from taskmill.engine import Checkpoint, Ending, Finished, Outcome, Refusal
+from taskmill.engines.redis.store import Store
+from taskmill.engines.redis.submit import Batch, refusal
+from taskmill.engines.rows import ON_FAILURE_NUMBERS, STATES, encode_progress
+from taskmill.errors import Conflict, Expired, InvalidInput, NotFound, StoreError
+from taskmill.task import ErrorInfo, OnFailure, State
+
+__all__ = ["check_outcomes", "checkpoint", "finish", "signal"]
+
+PIECE = 200
+ROUNDS = 20
+STALE = "the lease is no longer current; nothing was written"
+MESSAGES = {"stale_lease": STALE, "not_found": "there is no such task"}
+
+
+def check_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Refuse what no store may be asked: durations below zero, a wait for nothing."""
+    for outcome in [outcome for outcome in outcomes if outcome.ending is not Ending.COMPLETED]:
+        if outcome.after < 0:
+            raise InvalidInput(f"{outcome.after} is negative", field="after", hint="a duration in microseconds")
+        if outcome.ending is Ending.WAITING and not (outcome.tasks or outcome.then or outcome.signals or outcome.deadline is not None):
+            raise InvalidInput("a wait for nothing would never end", field="signals", hint="name tasks, signals or a deadline")
+
+
+async def finish(store: Store, outcomes: Sequence[Outcome]) -> Finished:
+    refused: list[Refusal] = []
+    instead: dict[str, State] = {}
+    more = False
+    for first in range(0, len(outcomes), PIECE):
+        more = await _piece(store, outcomes[first : first + PIECE], refused, instead)
+    return Finished(tuple(refused), MappingProxyType(instead), more)
+
+
+async def _piece(store: Store, outcomes: Sequence[Outcome], refused: list[Refusal], instead: dict[str, State]) -> bool:
+    for _ in range(ROUNDS):
+        raws: list[bytes] = []
+        sent = [_packed(store, outcome, raws) for outcome in outcomes]
+        found = await store.run("finish", [store.generation, sent], raws)
+        if found != "settings":
+            break
+        await store.read_settings()
+    else:
+        raise StoreError("the settings change all the time", code="store_busy", hint="nothing was written, ask again")
+    more, wrong, other = found
+    refused += [_refusal(outcomes[place - 1], code, message) for place, code, message in wrong or ()]
+    instead |= {task: STATES[state] for task, state in other or ()}
+    return bool(more)
+
+
+def _packed(store: Store, outcome: Outcome, raws: list[bytes]) -> list[Any]:
+    more: dict[str, Any] = {}
+    if outcome.result is not None:
+        more["result"] = outcome.result.decode()
+    if outcome.error is not None:
+        more["error"] = _error(outcome.error)
+    if outcome.after:
+        more["after"] = outcome.after
+    if outcome.started_after is not None:
+        more["started_after"] = outcome.started_after
+    if outcome.ending is Ending.WAITING:
+        more |= {"seen": outcome.seen, "on_failure": ON_FAILURE_NUMBERS[OnFailure(outcome.on_failure)]}
+        more |= {name: list(value) for name, value in (("signals", outcome.signals), ("tasks", outcome.tasks)) if value}
+        if outcome.deadline is not None:
+            more["deadline"] = outcome.deadline
+    if outcome.then:
+        batch = Batch(store.settings, outcome.then)
+        if batch.refused:
+            place, error = next(iter(batch.refused.items()))
+            more["wrong"] = f"the task {outcome.then[place].id} that follows was refused: {error}"
+        else:
+            more["starts"] = batch.packed(raws)
+    return [outcome.task, outcome.worker, outcome.token, str(outcome.ending), more]
+
+
+def _error(error: ErrorInfo) -> dict[str, str]:
+    return {name: value for name, value in (("code", error.code), ("message", error.message), ("traceback", error.traceback)) if value or name == "code"}
+
+
+def _refusal(outcome: Outcome, code: str, message: str) -> Refusal:
+    if code == "unknown_edge":
+        return Refusal(outcome.task, outcome.token, code, f"there is no task {message} to wait for")
+    if code == "refused" and not message.startswith("the task "):
+        id, cause, other = message.split(" ", 2)
+        message = f"the task {id} that follows was refused: {refusal(cause, other)}"
+    return Refusal(outcome.task, outcome.token, code, MESSAGES.get(code, message))
+
+
+async def checkpoint(store: Store, entries: Sequence[Checkpoint]) -> tuple[Refusal, ...]:
+    sent = [
+        [
+            entry.task, entry.worker, entry.token, entry.name or False, entry.value.decode(),
+            False if entry.progress is None else encode_progress(entry.progress), -1 if entry.unwind is None else int(entry.unwind), entry.phase or False,
+            {"value": entry.progress.value, "message": entry.progress.message} if entry.progress else {"checkpoint": entry.name},
+        ]
+        for entry in entries
+    ]  # fmt: skip
+    found = await store.run("checkpoint", sent) if sent else []
+    return tuple(Refusal(entries[place - 1].task, entries[place - 1].token, code, STALE) for place, code in found or ())
+
+
+async def signal(store: Store, task: str, name: str, data: bytes, id: str) -> int:
+    number, code, state = (*await store.run("signal", [task, name, data.decode(), id]), None, None)[:3]
+    if code == "not_found":
+        raise NotFound(f"there is no task {task}", field="task")
+    if code == "expired":
+        raise Expired(f"the record of task {task} is gone", field="task")
+    if code == "terminal":
+        raise Conflict(f"task {task} has ended ({STATES[state]})", code="terminal", field="task", hint="a signal reaches live tasks only")
+    return int(number)

@@ -1,0 +1,227 @@
+"""Inspection: reads for people and surfaces, apart from the hot path. One index of all ids by creation; filters look at records as they pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from taskmill.engine import Count, Filter, Item, Page, WorkerInfo
+from taskmill.engines.redis.records import parts, task_of
+from taskmill.engines.redis.store import Store, items_of
+from taskmill.engines.rows import COMPLETED, ON_FAILURE, RUNNING, STATES, decode_error
+from taskmill.errors import Expired, InvalidInput, NotFound
+from taskmill.task import Attempt, EdgeResult, Gone, State, Task
+
+__all__ = ["attempts", "counts", "edges", "ended", "get", "items", "list_tasks", "matching", "workers"]
+
+MOST_ROWS = 1_000
+LOOKED_AT = 10_000
+"""Records that one page looks at before it says where to go on."""
+
+_decode = msgspec.msgpack.Decoder().decode
+
+
+async def now_of(store: Store) -> int:
+    if store.given is not None:
+        return store.given.now()
+    seconds, micros = await store.ask("TIME")
+    return int(seconds) * 1_000_000 + int(micros)
+
+
+async def _raws(store: Store, ids: Sequence[str], prefix: str = "t:") -> list[bytes | None]:
+    found: list[bytes | None] = []
+    for first in range(0, len(ids), 500):
+        found += await store.ask("MGET", *(store.key(prefix + id) for id in ids[first : first + 500]))
+    return found
+
+
+async def get(store: Store, ids: Sequence[str]) -> tuple[Task | Gone | None, ...]:
+    if not ids:
+        return ()
+    now = await now_of(store)
+    raws = await _raws(store, ids)
+    missing = [id for id, raw in zip(ids, raws, strict=True) if raw is None]
+    known = dict(zip(missing, await _raws(store, missing, "known:"), strict=True)) if missing else {}
+    return tuple(task_of(id, raw, now) if raw is not None else _gone(id, known.get(id), now) for id, raw in zip(ids, raws, strict=True))
+
+
+def _gone(id: str, raw: bytes | None, now: int) -> Gone | None:
+    if raw is None:
+        return None
+    state, _, _, until = _decode(raw)
+    return Gone(id, None if state is False else STATES[state]) if until > now else None
+
+
+# Listing
+
+
+async def list_tasks(store: Store, which: Filter, after: str | None, n: int) -> Page:
+    tasks, cursor = await _page(store, which, after, n)
+    return Page(tuple(tasks), cursor)
+
+
+async def matching(store: Store, which: Filter, after: str | None, n: int) -> tuple[list[str], str | None]:
+    tasks, cursor = await _page(store, which, after, n)
+    return [task.id for task in tasks], cursor
+
+
+async def _page(store: Store, which: Filter, after: str | None, n: int) -> tuple[list[Task], str | None]:
+    """Newest first, past what does not match, up to a bound; the cursor goes on from there."""
+    if not 0 < n <= MOST_ROWS:
+        raise InvalidInput(f"{n} is out of range", code="out_of_range", field="n", hint=f"1 to {MOST_ROWS}")
+    if after is not None and not after.isdecimal():
+        raise InvalidInput(f"{after!r:.40} is not a cursor", code="invalid_cursor", field="after", hint="pass on what the page before answered")
+    now = await now_of(store)
+    tasks: list[Task] = []
+    looked = 0
+    last = after
+    while len(tasks) < n and looked < LOOKED_AT:
+        start = "+inf" if last is None else f"({last}"
+        found = await store.ask("ZREVRANGEBYSCORE", store.key("ids"), start, "-inf", "WITHSCORES", "LIMIT", 0, max(n, 100))
+        pairs = list(zip(found[::2], found[1::2], strict=True))
+        ids = [id.decode() for id, _ in pairs]
+        for id, (_, score), raw in zip(ids, pairs, await _raws(store, ids) if ids else [], strict=True):
+            last = str(int(score))
+            looked += 1
+            task = None if raw is None else task_of(id, raw, now)
+            if task is not None and _matches(task, which):
+                tasks.append(task)
+                if len(tasks) == n:
+                    return tasks, last
+        if len(pairs) < max(n, 100):
+            return tasks, None
+    return tasks, last
+
+
+def _matches(task: Task, which: Filter) -> bool:
+    return (
+        (not which.states or task.state in which.states)
+        and (not which.types or task.type in which.types)
+        and (not which.queues or task.queue in which.queues)
+        and (which.tenant is None or task.tenant == which.tenant)
+        and all(task.tags.get(name) == value for name, value in which.tags.items())
+        and (which.created_from is None or task.created_at >= which.created_from)
+        and (which.created_to is None or task.created_at < which.created_to)
+    )
+
+
+# One task
+
+
+async def attempts(store: Store, task: str) -> tuple[Attempt, ...]:
+    [raw] = await _raws(store, [task])
+    if raw is None:
+        raise await missing(store, task)
+    h, _ = parts(raw)
+    earlier = [_attempt(_decode(found)) for found in await store.ask("LRANGE", store.key(f"attempts:{task}"), 0, -1)]
+    if h.token is False or h.claimed_at is False or any(attempt.token == h.token for attempt in earlier):
+        return tuple(earlier)
+    outcome = {5: "completed", 6: "failed", 7: "cancelled"}.get(h.state)
+    if outcome is None and h.state != RUNNING:
+        return tuple(earlier)
+    last = Attempt(
+        number=h.executions, worker=str(h.worker), token=int(h.token), started_at=int(h.started_at or h.claimed_at), ended_at=int(h.finished_at) or None,
+        outcome=outcome, error=decode_error(h.error if isinstance(h.error, str) else None),
+    )  # fmt: skip
+    return (*earlier, last)
+
+
+def _attempt(row: Sequence[Any]) -> Attempt:
+    number, worker, token, started_at, ended_at, outcome, error = row
+    return Attempt(number=number, worker=worker, token=token, started_at=started_at, ended_at=ended_at, outcome=outcome, error=decode_error(error or None))
+
+
+async def missing(store: Store, task: str) -> NotFound | Expired:
+    [raw] = await _raws(store, [task], "known:")
+    if _gone(task, raw, await now_of(store)) is not None:
+        return Expired(f"the record of task {task} is gone", field="task", hint="it was pruned or deleted")
+    return NotFound(f"there is no task {task}", field="task")
+
+
+async def edges(store: Store, task: str, after: int, n: int) -> tuple[EdgeResult, ...]:
+    children = [child.decode() for child in await store.ask("ZRANGE", store.key(f"edge_order:{task}"), after, after + n - 1)]
+    if not children:
+        return ()
+    raws = await store.ask("HMGET", store.key(f"edges:{task}"), *children)
+    records = await _raws(store, children)
+    return tuple(_edge(child, _decode(raw), record) for child, raw, record in zip(children, raws, records, strict=True))
+
+
+def _edge(child: str, row: Sequence[Any], record: bytes | None) -> EdgeResult:
+    """A fallen edge shows the child's own result, or what was kept of it."""
+    _, on_failure, outcome, result, *kept = row
+    state = None if outcome is False else STATES[outcome]
+    if not (kept and kept[0]) and state is not None and record is not None:
+        result = parts(record)[0].result
+    return EdgeResult(child, ON_FAILURE[on_failure], state, result.encode() if state is not None and isinstance(result, str) else None)
+
+
+async def ended(store: Store, ids: Iterable[str]) -> dict[str, State | None]:
+    """The final state of those that ended, None for those that live; what is not there at all is left out."""
+    wanted = list(ids)
+    found: dict[str, State | None] = {}
+    for id, task in zip(wanted, await get(store, wanted), strict=True):
+        if isinstance(task, Task):
+            found[id] = task.state if STATES.index(task.state) >= COMPLETED else None
+        elif task is not None:
+            found[id] = task.state
+    return found
+
+
+# The whole store
+
+
+async def counts(store: Store) -> tuple[Count, ...]:
+    more, flat, oldest = True, [], []
+    while more:
+        more, flat, oldest = await store.run("counts", [])
+    types = {name for raw in (await store.ask("HGETALL", store.key("workers"))).values() for name in _decode(raw)[1]}
+    ages = {(queue, type, priority): at for queue, type, priority, at in oldest or ()}
+    found = []
+    for field, tasks in zip(flat[::2], flat[1::2], strict=True):
+        queue, type, priority, number = field.split("\t")
+        state = STATES[int(number)]
+        pending = state is State.PENDING
+        found.append(
+            Count(
+                queue=queue, type=type, priority=int(priority), state=state, tasks=int(tasks), no_worker=pending and type not in types,
+                oldest=ages.get((queue, type, int(priority))) if pending else None,
+            )
+        )  # fmt: skip
+    return tuple(sorted((count for count in found if count.tasks), key=lambda count: (count.queue, count.type, count.priority, count.state)))
+
+
+async def items(store: Store, kind: str) -> tuple[Item, ...]:
+    """An operator's setting stands over the declared one of the same name."""
+    found = items_of(await store.ask("HGETALL", store.key(f"items:{kind}")))
+    merged = {name: Item(kind=kind, name=name, value=item.value.encode(), version=item.version, operator=operator) for name, operator, item in found}
+    return tuple(merged.values())
+
+
+def commands(value: str | bool) -> tuple[str, ...]:
+    """What an operator tells a worker."""
+    command = msgspec.json.decode(value, type=dict[str, Any]).get("command") if isinstance(value, str) else None
+    return () if command is None else (command,)
+
+
+async def workers(store: Store, mono: int) -> tuple[WorkerInfo, ...]:
+    found = await store.ask("HGETALL", store.key("workers"))
+    told = {item.name: item.value.decode() for item in await items(store, "worker")}
+    infos = []
+    for name, raw in found.items():
+        worker = name.decode()
+        queues, types, lease, joined_at, info = _decode(raw)
+        beat = await store.ask("ZSCORE", store.key("beats"), worker)
+        silent = None if beat is None else max(0, mono - int(float(beat)))
+        running = await store.ask("ZCARD", store.key(f"run:{worker}"))
+        command = told.get(worker)
+        infos.append(
+            WorkerInfo(
+                id=worker, queues=tuple(queues or ()), types=tuple(types or ()), lease=lease, joined_at=joined_at, silent=silent,
+                alive=silent is not None and silent <= lease, running=running, info=info or {},
+                command=next(iter(commands(command)), None) if command else None,
+            )
+        )  # fmt: skip
+    return tuple(sorted(infos, key=lambda worker: (worker.joined_at, worker.id)))

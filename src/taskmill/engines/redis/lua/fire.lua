@@ -1,0 +1,47 @@
+-- A schedule's tasks exist, once each by id, and it is advanced.
+-- A: {generation, schedule, version, batches (one task each), next_at|false, term, fired}   answers 'settings', {false, code, version}, or {true, answers}
+
+if settings_have_changed(A[1]) then return pack('settings') end
+if not term_stands(A[6]) then return pack({false, 'stale_term'}) end
+local name = A[2]
+local item = I.read('schedule', name, true) or I.read('schedule', name, false)
+if not item then return pack({false, 'not_found'}) end
+if item[2] ~= A[3] then return pack({false, 'stale_version', item[2]}) end
+local fired = I.read('fired', name, false)
+local state = fired and cjson.decode(fired[1]) or {}
+local setting = cjson.decode(item[1])
+local overlap, last, answers = setting.overlap or 'allow', state.last, {}
+if last == cjson.null then last = nil end
+
+for _, batch in ipairs(A[4]) do
+  local id = batch[2][1][1]
+  local h = last and last ~= id and R.get(last)
+  local skip = false
+  if h and h[F.state] < COMPLETED and not R.get(id) then
+    if overlap == 'skip' then
+      skip = true
+    elseif overlap == 'replace' then
+      if h[F.state] ~= RUNNING then M.cancel(h) elseif band(h[F.flags], CANCEL) == 0 then M.request_cancel(h) end
+      M.settle()
+    end
+  end
+  if not skip then
+    local b = B.open(batch)
+    B.judge(b)
+    B.store(b)
+    answers[#answers + 1] = b.answers[1]
+    if b.answers[1][1] ~= 'refused' then last = b.answers[1][2] end
+  end
+end
+state.next_at, state.last, state.cron = A[5] or cjson.null, last or cjson.null, setting.cron or cjson.null
+if #A[4] > 0 then state.fired_at = S.now end
+local function exact(n) return n end
+local text = '{' .. table.concat({
+  '"next_at":' .. (A[5] and int(exact(A[5])) or 'null'),
+  '"last":' .. (last and '"' .. last .. '"' or 'null'),
+  '"cron":' .. (setting.cron and cjson.encode(setting.cron) or 'null'),
+}, ',') .. (type(state.fired_at) == 'number' and ',"fired_at":' .. int(state.fired_at) or '') .. '}'
+call('HSET', P .. 'items:fired', name .. '\t0', pack({text, fired and fired[2] + 1 or 1, '', 0}))
+S.tell('schedule.fired', name, A[3])
+M.settle()
+return done(pack({true, answers}))

@@ -1,0 +1,32 @@
+-- One write: the worker lives, and holds exactly these leases of its requests up to this one.
+-- A: {worker, request, tokens, beat}   answers {known, lost, cancelled, command|false}
+
+local worker = A[1]
+if call('HEXISTS', P .. 'workers', worker) == 0 then return pack({false}) end
+call('ZADD', P .. 'beats', A[4] > 0 and A[4] or S.now, worker)
+local named, held, unnamed = {}, {}, false
+for _, token in ipairs(A[3]) do named[token] = true end
+local leases = call('ZRANGE', P .. 'run:' .. worker, 0, -1, 'WITHSCORES')
+for i = 1, #leases, 2 do
+  local token = tonumber(string.sub(leases[i], 1, 16), 16)
+  held[token] = string.sub(leases[i], 17)
+  unnamed = unnamed or (not named[token] and tonumber(leases[i + 1]) <= A[2])
+end
+local lost, cancelled = {}, {}
+for _, token in ipairs(A[3]) do
+  if not held[token] then lost[#lost + 1] = token end
+end
+local stops = call('SMEMBERS', P .. 'stop:' .. worker)
+if #stops > 0 then
+  local by_id = {}
+  for token, id in pairs(held) do by_id[id] = named[token] end
+  for _, id in ipairs(stops) do
+    if by_id[id] then cancelled[#cancelled + 1] = id end
+  end
+end
+if unnamed then
+  M.give_back(worker, A[2], named)
+  M.settle()
+end
+local command = I.value('worker', worker)
+return done(pack({true, lost, cancelled, command or false}))

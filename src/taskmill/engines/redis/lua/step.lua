@@ -1,0 +1,175 @@
+-- What every script begins with: its arguments, its moment, the records it has read, and what it will tell others at its end.
+--
+-- KEYS[1]  the shard's prefix with its hash tag; every key is built here or in keys of the same prefix
+-- ARGV[1]  the arguments, as MessagePack
+-- ARGV[2]  the time in microseconds; empty: the server's own (a test passes its own)
+-- ARGV[3…] strings that are no text (bodies); arguments name them by their number, and so do answers: a script answers {MessagePack, string, …}
+--
+-- Null is `false` in records, so that they stay arrays. Numbers are written with %d: Lua itself prints no more than 14 digits.
+
+local call, unpack_one, pack = redis.call, cmsgpack.unpack_one, cmsgpack.pack
+local P = KEYS[1]
+local A = cmsgpack.unpack(ARGV[1])
+local band, bor, bnot = bit.band, bit.bor, bit.bnot
+
+local FAR = 4611686018427387904
+local PENDING, SCHEDULED, RETRYING, RUNNING, WAITING, COMPLETED, DEAD, CANCELLED = 0, 1, 2, 3, 4, 5, 6, 7
+local STATES = {[0] = 'pending', 'scheduled', 'retrying', 'running', 'waiting', 'completed', 'dead', 'cancelled'}
+local KINDS = {[0] = 'ready', 'snoozed', 'retrying', 'started', 'waiting', 'completed', 'dead', 'cancelled'}
+
+-- What a task has beside its record.
+local ORDERED, CANCEL, UNIQUE_STARTED, UNIQUE_ENDED, EDGES, WAITED, SEALED, AWAITS, UNWIND, CHECKPOINTS, SIGNALS = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024
+
+-- The places of a record's fields (`home`: share, limits and order key of its lane, where it has one); what follows the array in the string is the body, which is the caller's own and opaque here.
+local F = {
+  seq = 1, type = 2, queue = 3, tenant = 4, priority = 5, lane = 6, state = 7, ready_at = 8, version = 9, executions = 10, failures = 11, crashes = 12,
+  flags = 13, open_edges = 14, created_at = 15, updated_at = 16, expires_at = 17, finished_at = 18, token = 19, worker = 20, request = 21, claimed_at = 22,
+  started_at = 23, must_end = 24, phase = 25, progress = 26, awaits = 27, opened = 28, run_at = 29, max_crashes = 30, unique = 31, window = 32, result = 33,
+  error = 34, size = 35, home = 36,
+}
+
+local raws = {}
+
+-- A string of the arguments; one for the answer.
+local function given_raw(n) return ARGV[n + 2] end
+
+local function answer_raw(text)
+  raws[#raws + 1] = text
+  return #raws
+end
+
+local function int(n) return string.format('%d', n) end
+
+local function now_()
+  if ARGV[2] ~= '' then return tonumber(ARGV[2]) end
+  local t = call('TIME')
+  return tonumber(t[1]) * 1000000 + tonumber(t[2])
+end
+
+local S = {now = now_(), counts = {}, woke = {}, events = {}, ended = false}
+
+-- Records. Each is read once, changed in memory and written once, at the end.
+
+local R = {known = {}, dirty = {}}
+
+function R.load(ids)
+  local keys, wanted = {}, {}
+  for _, id in ipairs(ids) do
+    if R.known[id] == nil then
+      R.known[id] = false
+      keys[#keys + 1] = P .. 't:' .. id
+      wanted[#wanted + 1] = id
+    end
+  end
+  for first = 1, #keys, 1000 do
+    local last = math.min(first + 999, #keys)
+    local found = call('MGET', unpack(keys, first, last))
+    for n = first, last do
+      local raw = found[n - first + 1]
+      if raw then
+        local offset, h = unpack_one(raw)
+        h.id, h.body = wanted[n], string.sub(raw, offset + 1)
+        R.known[wanted[n]] = h
+      end
+    end
+  end
+end
+
+-- The record of a task, or nil.
+function R.get(id)
+  if R.known[id] == nil then R.load({id}) end
+  return R.known[id] or nil
+end
+
+function R.touch(h) R.dirty[h.id] = h end
+
+function R.raw(h)
+  local id, body = h.id, h.body
+  h.id, h.body = nil, nil
+  local raw = pack(h) .. body
+  h.id, h.body = id, body
+  return raw
+end
+
+function R.drop(h)
+  R.known[h.id], R.dirty[h.id] = false, nil
+  call('UNLINK', P .. 't:' .. h.id)
+end
+
+-- How many tasks there are of a queue, type, priority and state.
+function S.count(h, state, n)
+  local field = h[F.queue] .. '\t' .. h[F.type] .. '\t' .. h[F.priority] .. '\t' .. state
+  S.counts[field] = (S.counts[field] or 0) + n
+end
+
+-- What the step tells others
+
+function S.listening()
+  if S.heard == nil then S.heard = tonumber(call('GET', P .. 'listen') or '0') > S.now end
+  return S.heard
+end
+
+function S.tell(kind, subject, version, data)
+  if S.listening() then S.events[#S.events + 1] = {kind, subject, version, S.now, data or false} end
+end
+
+function S.tell_state(h, state, err)
+  if S.listening() then
+    local data = {type = h[F.type], queue = h[F.queue]}
+    if err then data.error = err.code end
+    S.tell('task.' .. KINDS[state], h.id, h[F.version], data)
+  end
+end
+
+-- An outbox entry, if somebody subscribed to its kind.
+function S.owe(kind, subject, data)
+  if S.owed == nil then
+    S.owed = {}
+    for _, name in ipairs(call('SMEMBERS', P .. 'owed')) do S.owed[name] = true end
+  end
+  if S.owed[kind] then
+    local number = call('INCR', P .. 'outbox')
+    call('ZADD', P .. 'outbox:' .. kind, number, cmsgpack.pack({number, subject, cjson.encode(data), S.now}))
+    call('HINCRBY', P .. 'owing', subject, 1)
+  end
+end
+
+-- There may be work in this queue.
+function S.wake(queue) S.woke[queue] = true end
+
+local RING = 10000
+
+-- The last thing that a script does that changed something.
+function S.finish()
+  local pairs_, n = {}, 0
+  for id, h in pairs(R.dirty) do
+    pairs_[n + 1], pairs_[n + 2] = P .. 't:' .. id, R.raw(h)
+    n = n + 2
+    if n >= 2000 then
+      call('MSET', unpack(pairs_, 1, n))
+      pairs_, n = {}, 0
+    end
+  end
+  if n > 0 then call('MSET', unpack(pairs_, 1, n)) end
+  for field, delta in pairs(S.counts) do
+    if delta ~= 0 and call('HINCRBY', P .. 'counts', field, delta) == 0 then call('HDEL', P .. 'counts', field) end
+  end
+  for queue in pairs(S.woke) do
+    local key = P .. 'wake:' .. queue
+    if call('EXISTS', key) == 0 then call('RPUSH', key, '1') end
+  end
+  for _, event in ipairs(S.events) do
+    local number = call('INCR', P .. 'told')
+    call('XADD', P .. 'events', 'MAXLEN', RING, int(number) .. '-1', 'e', pack(event))
+  end
+  if #S.events > 0 then call('PUBLISH', P .. 'hints', 'events') end
+  if S.ended and tonumber(call('GET', P .. 'waited') or '0') > S.now then call('PUBLISH', P .. 'hints', 'ended') end
+end
+
+local function settings_have_changed(generation) return tonumber(call('GET', P .. 'generation') or '0') ~= generation end
+
+-- Does this term still stand? role, holder and number as they were given.
+local function term_stands(term)
+  local held = call('HMGET', P .. 'term:' .. term[1], 'holder', 'number')
+  return held[1] == term[2] and tonumber(held[2]) == term[3]
+end

@@ -1,0 +1,52 @@
+"""The scripts: one `.lua` file a verb, before it those files that it uses; each is known to the server by its SHA-1."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from importlib.resources import files
+
+from msgspec import Struct
+
+__all__ = ["Script", "script"]
+
+STEP = ("step", "limits", "lanes", "moves")
+USES = {
+    "submit": ("place",),
+    "reserve": ("place",),
+    "claim": ("pick",),
+    "finish": ("place",),
+    "checkpoint": (),
+    "signal": ("place",),
+    "admin": ("place", "ends"),
+    "join": ("settings",),
+    "leave": ("ends",),
+    "heartbeat": ("settings", "ends"),
+    "recover": ("ends",),
+    "prune": ("ends",),
+    "put": ("settings",),
+    "lead": (),
+    "fire": ("place", "settings", "ends"),
+    "take": (),
+    "outbox": (),
+    "move": (),
+    "restore": ("place",),
+    "listen": (),
+    "counts": (),
+}
+"""What each verb needs beside what all of them begin with."""
+
+
+class Script(Struct, frozen=True):
+    """A script and its name on the server."""
+
+    name: str
+    text: str
+    sha: str
+
+
+@functools.cache
+def script(name: str) -> Script:
+    folder = files(__package__) / "lua"
+    text = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in (*STEP, *USES[name], name))
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

@@ -1,0 +1,274 @@
+"""Settings, workers and what is done under a term: put, drop, join, fire, take, restore, outbox, prune."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from taskmill import codec
+from taskmill.engine import Changed, Entry, Fired, Item, Joining, Moved, Record, Retention, Taken, Target, Term
+from taskmill.engines.redis.records import Body, body_of
+from taskmill.engines.redis.store import Store
+from taskmill.engines.redis.submit import Batch
+from taskmill.engines.rows import (
+    CHECKPOINTS,
+    COMPLETED,
+    EDGES,
+    FAR,
+    NUMBERS,
+    ON_FAILURE_NUMBERS,
+    ORDERED,
+    RUNNING,
+    SEALED,
+    SIGNALS,
+    STATES,
+    UNIQUE_ENDED,
+    UNIQUE_STARTED,
+    UNWIND,
+    WAITING,
+    Meta,
+    decode_meta,
+    encode_error,
+    encode_progress,
+    encode_retry,
+    json_text,
+)
+from taskmill.engines.settings import check_item
+from taskmill.errors import InvalidInput, NotFound, StaleTerm, StaleVersion, StoreError, TaskmillError
+from taskmill.task import NewTask, Task, check_key, check_limit, check_name, check_range, check_settings, resolve
+
+__all__ = ["admin", "drop", "fire", "join", "move_types", "outbox", "prune", "put", "restore", "take"]
+
+ROUNDS = 20
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+async def put(store: Store, kind: str, name: str, value: bytes, version: int | None, *, operator: bool) -> Item:
+    check_item(kind, name, value)
+    found = await store.run("put", ["put", kind, name, operator, False if version is None else version, value.decode()])
+    if found[0] is False:
+        raise StaleVersion(f"{kind} {name!r} has version {found[1]}, not {version}", field="version", hint="read it again, then put")
+    return Item(kind=kind, name=name, value=value, version=found[0], operator=operator)
+
+
+async def drop(store: Store, kind: str, name: str, version: int | None) -> bool:
+    found = await store.run("put", ["drop", kind, name, True, False if version is None else version, ""])
+    if found[0] is False:
+        raise StaleVersion(f"{kind} {name!r} has version {found[1]}, not {version}", field="version", hint="read it again, then drop")
+    return bool(found[0])
+
+
+async def join(store: Store, joining: Joining) -> None:
+    check_key(joining.worker, "worker", length=128)
+    for queue in joining.queues:
+        check_name(queue, "queues")
+    for name, settings in joining.types.items():
+        check_settings(settings, name)
+    declared = [("limit", name, value) for name, value in joining.limits.items()]
+    declared += [("type", name, msgspec.json.encode(settings)) for name, settings in joining.types.items()]
+    declared += [("schedule", name, value) for name, value in joining.schedules.items()]
+    for kind, name, value in declared:
+        check_item(kind, name, value)
+    record = [list(joining.queues), sorted(joining.types), joining.lease, 0, dict(joining.info)]
+    sent = [[kind, name, value.decode()] for kind, name, value in declared]
+    await store.run("join", [joining.worker, record, list(joining.queues), joining.app, joining.version, sent, list(joining.schedules), store.mono()])
+
+
+async def fire(store: Store, schedule: str, version: int, tasks: Sequence[NewTask], next_at: int | None, term: Term) -> Fired:
+    for _ in range(ROUNDS):
+        batches = [Batch(store.settings, (new,)) for new in tasks]
+        raws: list[bytes] = []
+        sent = [batch.packed(raws) for batch in batches if not batch.refused]
+        found, answered = await store.run_raw(
+            "fire", [store.generation, schedule, version, sent, False if next_at is None else next_at, [term.role, term.holder, term.number]], raws
+        )
+        if found != "settings":
+            break
+        await store.read_settings()
+    else:
+        raise StoreError("the settings change all the time", code="store_busy", hint="nothing was written, ask again")
+    if not found[0]:
+        raise _unfired(schedule, version, term, *found[1:])
+    durability = store.target.durability
+    by_id = {new.id: (new, batch) for new, batch in zip(tasks, batches, strict=True) if not batch.refused}
+    answers = [batch.answers([], [], durability)[0] for batch in batches if batch.refused]
+    rest = [batch for _, batch in by_id.values()]
+    for answer in found[1] or ():
+        batch = next((batch for new, batch in by_id.values() if new.id == answer[1]), rest[0])
+        answers.append(batch.answers([answer], answered, durability)[0])
+    return Fired(tuple(answers), version)
+
+
+def _unfired(schedule: str, version: int, term: Term, code: str, current: int = 0) -> TaskmillError:
+    if code == "stale_term":
+        return _stale(term)
+    if code == "not_found":
+        return NotFound(f"there is no schedule {schedule!r}", field="schedule")
+    return StaleVersion(f"schedule {schedule!r} has version {current}, not {version}", field="version", hint="read it again")
+
+
+def _stale(term: Term) -> StaleTerm:
+    return StaleTerm(f"term {term.number} of {term.role} is over", field="term", hint="lead again before you write")
+
+
+async def take(store: Store, name: str, n: int, id: str) -> Taken:
+    check_limit(name)
+    check_range(n, "n", 1, 1 << 40)
+    granted, retry_at, why, rate = (*await store.run("take", [name, n, id]), None, None)[:4]
+    if why == "unknown":
+        raise NotFound(f"there is no rate {name!r}", code="unknown_limit", field="limit", hint="put it first")
+    if why == "range":
+        check_range(n, "n", 1, rate)
+    return Taken(bool(granted), retry_at or None)
+
+
+async def outbox(store: Store, kind: str, after: str, n: int, term: Term) -> tuple[Entry, ...]:
+    if after and not after.isdecimal():
+        raise InvalidInput(
+            f"{after!r:.40} is not a cursor", code="invalid_cursor", field="after", hint="pass on the cursor of the last entry that was delivered"
+        )
+    found = await store.run("outbox", [kind, int(after or 0), n, [term.role, term.holder, term.number]])
+    if found is False:
+        raise _stale(term)
+    return tuple(Entry(str(number), kind, subject, data.encode(), at) for number, subject, data, at in found or ())
+
+
+def _hash(body: bytes) -> str:
+    return codec.payload_hash(body_of(body).payload).hex()
+
+
+async def prune(store: Store, n: int, term: Term, retention: Retention) -> Moved:
+    """Records whose id stays known want the hash of their payload, which only we can make: they are asked for twice."""
+    kept = [retention.completed, retention.dead, retention.cancelled]
+    hashes: dict[str, str] = {}
+    n = min(n, 200)
+    moved, more = 0, True
+    for _ in range(2):
+        found, raws = await store.run_raw("prune", [n - moved, [term.role, term.holder, term.number], kept, hashes])
+        if found is False:
+            raise _stale(term)
+        moved, more = moved + found[0], bool(found[1])
+        if not found[2] or moved >= n:
+            break
+        hashes = {id: _hash(raws[number - 1]) for id, number in found[2]}
+    return Moved(moved, more)
+
+
+async def admin(store: Store, verb: str, targets: Sequence[Target], *, from_start: bool = False) -> tuple[Changed, ...]:
+    answers: list[Changed] = []
+    for first in range(0, len(targets), 200):
+        answers += await _changed(store, verb, targets[first : first + 200], from_start)
+    return tuple(answers)
+
+
+async def _changed(store: Store, verb: str, targets: Sequence[Target], from_start: bool) -> list[Changed]:
+    sent: list[list[Any]] = [[target.task, False if target.version is None else target.version, False] for target in targets]
+    found, raws = await store.run_raw("admin", [verb, sent, from_start])
+    again = [place for place, row in enumerate(found) if row[4] == "hash"]
+    if again:
+        for place in again:
+            sent[place][2] = _hash(raws[found[place][2] - 1])
+        second = await store.run("admin", [verb, [sent[place] for place in again], from_start])
+        for place, row in zip(again, second, strict=True):
+            found[place] = row
+    return [
+        Changed(target.task, done, None if state is False else STATES[state], None if version is False else version, requested, code or None)
+        for target, (done, state, version, requested, code) in zip(targets, found, strict=True)
+    ]
+
+
+async def move_types(store: Store, n: int) -> bool:
+    """Tasks of a type that got limits or a fair key after they were submitted move into its lanes, a slice at a time."""
+    found, raws = await store.run_raw("move", ["look", min(n, 200)])
+    if not found:
+        return False
+    await store.read_settings()
+    name, rows = found
+    settings = store.settings.types.get(name)
+    sent, bodies = [], []
+    for id, tenant, number in rows or ():
+        body = body_of(raws[number - 1])
+        meta = decode_meta(body.meta)
+        if settings is None or meta.own:
+            continue
+        try:
+            resolved = resolve(NewTask(type=name, payload=body.payload, tenant=tenant), settings)
+        except TaskmillError:  # its payload has no such key: it stays in the plain line, as it was accepted
+            continue
+        text = json_text(msgspec.structs.replace(meta, limits=resolved.limits, share=resolved.share))
+        bodies.append(_encode(Body(body.payload, body.retry, body.timeout, text)))
+        sent.append([id, resolved.share, list(resolved.limits), len(bodies)])
+    if sent:
+        await store.run("move", ["move", name, sent], bodies)
+    return True
+
+
+async def restore(store: Store, records: Sequence[Record]) -> tuple[bool, ...]:
+    raws: list[bytes] = []
+    sent = [_restored(record, raws) for record in records]
+    return tuple(await store.run("restore", sent, raws)) if sent else ()
+
+
+def _restored(record: Record, raws: list[bytes]) -> list[Any]:
+    task = record.task
+    state = NUMBERS[task.state]
+    if state == RUNNING or (state == WAITING and not (task.open_edges or task.sealed)):
+        state = 0  # a lease of another store is none here; and what it waited for, its handler looks at again
+    ended = state >= COMPLETED
+    meta = Meta(
+        headers=dict(task.headers), tags=dict(task.tags), key=task.idempotency_key, window=task.idempotency_window, unique=task.unique,
+        limits=task.limits, share=task.fair_key, order=task.order_key,
+    )  # fmt: skip
+    raws.append(_encode(Body(task.payload, encode_retry(task.retry), task.timeout, json_text(meta))))
+    header = [
+        0, task.type, task.queue, task.tenant, task.priority, 0, state, FAR if state == WAITING else task.run_at, task.version, task.executions,
+        task.failures, task.crashes, _flags(record), task.open_edges, task.created_at, task.updated_at, _or_false(task.expires_at),
+        _or_false(task.finished_at), _or_false(task.token) if ended else False, _or_false(task.worker) if ended else False, False,
+        _or_false(task.started_at), _or_false(task.started_at), _or_false(task.must_end), _or_false(task.phase),
+        False if task.progress is None else encode_progress(task.progress), False, False, task.run_at, task.max_crashes,
+        False if task.unique is None else task.unique.key, task.idempotency_window, False if task.result is None else task.result.decode(),
+        _or_false(encode_error(task.error)), len(task.payload), False,
+    ]  # fmt: skip
+    key: Any = False
+    if task.idempotency_key is not None:
+        key = [task.idempotency_key, codec.payload_hash(task.payload).hex(), task.created_at + task.idempotency_window]
+    attempts = [
+        [a.number, a.worker, a.token, a.started_at, a.ended_at, a.outcome, _or_false(encode_error(a.error))] for a in record.attempts if a.ended_at is not None
+    ]
+    edges = [
+        [
+            edge.task, ON_FAILURE_NUMBERS[edge.on_failure], False if edge.outcome is None else NUMBERS[edge.outcome],
+            False if edge.result is None else edge.result.decode(),
+        ]
+        for edge in record.edges
+    ]  # fmt: skip
+    return [
+        task.id, header, len(raws), [task.fair_key, list(task.limits), task.order_key or ""], key, attempts,
+        {name: value.decode() for name, value in record.checkpoints.items()},
+        [[s.number, s.name, s.data.decode(), s.id, s.at] for s in record.signals], edges,
+    ]  # fmt: skip
+
+
+def _or_false(value: Any) -> Any:
+    return False if value is None else value
+
+
+def _flags(record: Record) -> int:
+    task: Task = record.task
+    flags = 0
+    for present, flag in (
+        (task.order_key is not None, ORDERED),
+        (task.sealed, SEALED),
+        (task.unwind, UNWIND),
+        (bool(record.checkpoints), CHECKPOINTS),
+        (bool(record.signals), SIGNALS),
+        (bool(record.edges), EDGES),
+        (task.unique is not None and task.unique.until == "started", UNIQUE_STARTED),
+        (task.unique is not None and task.unique.until == "ended", UNIQUE_ENDED),
+    ):
+        if present:
+            flags |= flag
+    return flags

@@ -1,0 +1,213 @@
+"""Submit: every task of a batch stored once, or told why not. What becomes of each is decided by a script, in one call for a piece of the batch (place.lua)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from taskmill import codec
+from taskmill.engine import Durability, Status, Submitted
+from taskmill.engines.redis.records import Body, body_of
+from taskmill.engines.redis.store import Store
+from taskmill.engines.rows import ON_FAILURE_NUMBERS, UNIQUE_ENDED, UNIQUE_STARTED, encode_meta, encode_retry
+from taskmill.engines.settings import Settings
+from taskmill.errors import Conflict, InvalidInput, NotFound, RateLimited, StoreError, TaskmillError
+from taskmill.task import NewTask, OnLimit, Resolved, check_id, check_limit, resolve
+
+__all__ = ["Batch", "refusal", "submit"]
+
+PIECE = 200
+"""Tasks of one script."""
+ROUNDS = 20
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+async def submit(store: Store, tasks: Sequence[NewTask], *, unseal: Sequence[str] = (), reserved: bool = False) -> list[Submitted]:
+    if reserved:
+        return await _reserve(store, tasks)
+    opened = [check_id(task, "unseal") for task in unseal]
+    linked = bool(opened) or any(new.edges or new.parent for new in tasks)
+    size = max(len(tasks), 1) if linked else PIECE
+    answers: list[Submitted] = []
+    for first in range(0, max(len(tasks), 1), size):
+        answers += await _piece(store, tasks[first : first + size], opened)
+    return answers
+
+
+async def _piece(store: Store, tasks: Sequence[NewTask], unseal: list[str]) -> list[Submitted]:
+    for _ in range(ROUNDS):
+        batch = Batch(store.settings, tasks)
+        if not (batch.places or batch.refused or unseal):
+            return batch.answers([], [], store.target.durability)
+        sent: list[bytes] = []
+        found, raws = await store.run_raw("submit", [store.generation, batch.packed(sent), unseal], sent)
+        if found == "settings":
+            await store.read_settings()
+        elif found and found[0] == "unknown":
+            raise NotFound(f"there is no task {found[1]}", field="unseal")
+        else:
+            return batch.answers(found or [], raws, store.target.durability)
+    raise StoreError("the settings change all the time", code="store_busy", hint="nothing was written, ask again")
+
+
+class Batch:
+    """Tasks as the script takes them, and those that are not sent at all."""
+
+    def __init__(self, settings: Settings, tasks: Sequence[NewTask]) -> None:
+        self.tasks = tasks
+        self.settings = settings
+        self.places: list[int] = []
+        self.refused: dict[int, TaskmillError] = {}
+        self._lines: dict[tuple[Any, ...], int] = {}
+        self._sent: list[tuple[str, int, int, Any]] = []
+        self._bodies: list[bytes] = []
+        for place, new in enumerate(tasks):
+            self._add(place, new)
+        self._refuse_cycles()
+
+    def _add(self, place: int, new: NewTask) -> None:
+        try:
+            resolved = resolve(new, self.settings.types.get(new.type))
+            for name in resolved.limits:
+                self._check_limit(name)
+            payload = new.payload
+        except TaskmillError as error:
+            self.refused[place] = error
+            return
+        rejects = bool(resolved.limits) and resolved.on_limit is OnLimit.REJECT
+        key = (
+            *(new.type, resolved.queue, new.tenant, resolved.priority, resolved.share, resolved.limits, resolved.order_key or "", rejects),
+            *(resolved.max_crashes, resolved.idempotency_window),
+        )
+        line = self._lines.setdefault(key, len(self._lines) + 1)
+        body = _encode(Body(payload, encode_retry(resolved.retry), resolved.timeout, encode_meta(resolved)))
+        self.places.append(place)
+        self._bodies.append(body)
+        self._sent.append((new.id, line, len(payload), _more(resolved)))
+
+    def _check_limit(self, name: str) -> None:
+        definition = check_limit(name)[0]
+        if definition not in self.settings.limits:
+            raise InvalidInput(
+                f"there is no limit {definition!r}", code="unknown_limit", field="limits", hint="put it first, or start a worker whose app declares it"
+            )
+
+    def _refuse_cycles(self) -> None:
+        """Tasks that wait for each other could never run."""
+        news = [self.tasks[place] for place in self.places]
+        waits = {new.id: {edge.task for edge in new.edges} for new in news if new.edges or new.parent}
+        for new in news:
+            if new.parent is not None:
+                waits.setdefault(new.parent.task, set()).add(new.id)
+        free = {task: targets & waits.keys() for task, targets in waits.items()}
+        while done := {task for task, targets in free.items() if not targets}:
+            free = {task: targets - done for task, targets in free.items() if task not in done}
+        for number in reversed([number for number, new in enumerate(news) if new.id in free]):
+            error = InvalidInput("these tasks wait for each other", code="cycle", field="edges", hint="a task cannot wait for one that waits for it")
+            self.refused[self.places[number]] = error
+            del self.places[number], self._sent[number], self._bodies[number]
+
+    def packed(self, raws: list[bytes]) -> list[Any]:
+        """As the script takes it; bodies go beside."""
+        first = len(raws)
+        raws += self._bodies
+        names = ("type", "queue", "tenant", "priority", "share", "limits", "order_key", "rejects", "max_crashes", "span")
+        sent = [[id, line, first + number, size, more] for number, (id, line, size, more) in enumerate(self._sent, 1)]
+        return [[dict(zip(names, key, strict=True)) for key in self._lines], sent]
+
+    def answers(self, found: Sequence[Any], raws: Sequence[bytes], durability: Durability) -> list[Submitted]:
+        answers = {place: Submitted(Status.REFUSED, self.tasks[place].id, durability, False, error) for place, error in self.refused.items()}
+        for place, answer in zip(self.places, found, strict=True):
+            new = self.tasks[place]
+            if len(answer) > 2 and answer[2] == "repeats":
+                at = self.places[answer[3] - 1]
+                first = answers[at]
+                answers[place] = first if first.status is Status.REFUSED else _compared(first.id, durability, same=_same(new, self.tasks[at].payload))
+            else:
+                answers[place] = _answer(new, answer, raws, durability)
+        return [answers[place] for place in range(len(self.tasks))]
+
+
+def _more(resolved: Resolved) -> dict[str, Any] | None:
+    """What few tasks have."""
+    new = resolved.new
+    more: dict[str, Any] = {}
+    for name in ("run_at", "delay", "expires_at"):
+        value = getattr(new, name)
+        if value is not None:
+            more[name] = value
+    if new.idempotency_key is not None:
+        more |= {"key": new.idempotency_key, "hash": codec.payload_hash(new.payload).hex()}
+    if new.idempotency_window is not None:
+        more["window"] = new.idempotency_window
+    if resolved.unique is not None:
+        unique = resolved.unique
+        more["unique"] = [unique.key, UNIQUE_STARTED if unique.until == "started" else UNIQUE_ENDED, unique.on_conflict == "replace"]
+    if new.edges:
+        more["edges"] = [[edge.task, ON_FAILURE_NUMBERS[edge.on_failure]] for edge in new.edges]
+    if new.parent is not None:
+        more["parent"] = [new.parent.task, ON_FAILURE_NUMBERS[new.parent.on_failure]]
+    if new.sealed:
+        more["sealed"] = True
+    return more or None
+
+
+def _answer(new: NewTask, answer: Sequence[Any], raws: Sequence[bytes], durability: Durability) -> Submitted:
+    status, first, code, message, reserved = (*answer, None, None, None, False)[:5]
+    match status:
+        case "duplicate" if code == "compare":
+            return _compared(first, durability, same=_is_stored(new, message, raws))
+        case "created" | "duplicate" | "replaced":
+            return Submitted(Status(status), first, durability, bool(reserved))
+        case "conflict" if code == "unique_runs":
+            runs = Conflict(f"task {first} holds the unique key and runs", field="unique", hint="wait until it has ended")
+            return Submitted(Status.CONFLICT, first, durability, False, runs)
+        case "conflict":
+            return _compared(first, durability, same=False)
+        case "rejected":
+            error = RateLimited("over its limit when it was submitted", hint="submit it later, or let it wait with on_limit=delay")
+            return Submitted(Status.REJECTED, first, durability, False, error)
+    return Submitted(Status.REFUSED, new.id, durability, False, refusal(code, message))
+
+
+def refusal(code: str, message: str) -> TaskmillError:
+    if code == "no_seal":
+        hint = "submit it sealed, and unseal it with the last of its children"
+        return Conflict(f"task {message} has no seal: it cannot wait for more", code=code, field="parent", hint=hint)
+    return NotFound(f"there is no task {message} to wait for", code="unknown_edge", field="edges", hint="submit it first, or in the same batch")
+
+
+def _compared(first: str, durability: Durability, *, same: bool) -> Submitted:
+    if same:
+        return Submitted(Status.DUPLICATE, first, durability)
+    error = Conflict(f"task {first} has the same id or key and another payload", field="payload", hint="use another key, or submit the same payload")
+    return Submitted(Status.CONFLICT, first, durability, False, error)
+
+
+def _is_stored(new: NewTask, stored: int | str, raws: Sequence[bytes]) -> bool:
+    """`stored`: the body that is there, or the hash that is remembered of its payload."""
+    if isinstance(stored, str):
+        return codec.payload_hash(new.payload).hex() == stored.removeprefix("hash:")
+    return _same(new, body_of(raws[stored - 1]).payload)
+
+
+def _same(new: NewTask, payload: bytes) -> bool:
+    return payload == new.payload or codec.payload_hash(payload) == codec.payload_hash(new.payload)
+
+
+async def _reserve(store: Store, tasks: Sequence[NewTask]) -> list[Submitted]:
+    """Ids and keys are remembered, for a log that will bring the tasks."""
+    window = 72 * 3_600_000_000
+    sent = [
+        [check_id(new.id), new.tenant, new.type, new.idempotency_key or False, codec.payload_hash(new.payload).hex(), new.idempotency_window or window]
+        for new in tasks
+    ]
+    durability = store.target.durability
+    answers = []
+    for status, first, reserved in await store.run("reserve", sent):
+        error = Conflict(f"task {first} has the same key and another payload", field="payload") if status == "conflict" else None
+        answers.append(Submitted(Status(status), first, durability, reserved, error))
+    return answers

@@ -1,0 +1,101 @@
+"""A Redis server of our own: the program itself is our child, so that we know whom to kill."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+import redis
+
+from tests.servers import guard
+from tests.servers.programs import free_port
+from tests.servers.programs import redis as program
+
+__all__ = ["RedisServer", "Stop", "started"]
+
+Stop = Literal["shutdown", "kill"]
+GENEROUS = 60.0
+"""Seconds after which a server that has not answered never will."""
+STANDARD = {"bind": "127.0.0.1", "save": "", "appendonly": "no", "daemonize": "no", "maxmemory-policy": "noeviction"}
+
+
+class RedisServer:
+    """One server. It may be stopped, killed and started again; its port and its data stay."""
+
+    def __init__(self, folder: Path, program: Path, settings: Mapping[str, object]) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.password = secrets.token_hex(16)
+        self._program = program
+        self._settings: dict[str, object] = {**STANDARD, **settings, "requirepass": self.password, "dir": folder}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watched: list[int] = []
+
+    def url(self, prefix: str = "tm") -> str:
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0?prefix={prefix}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it is not running"
+        return self._process.pid
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.port, password=self.password)
+
+    def start(self) -> None:
+        """It answers when this returns, and it is ours."""
+        assert self._process is None, "it is running"
+        arguments = [part for name, value in {**self._settings, "port": self.port}.items() for part in (f"--{name}", str(value))]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._program, *arguments], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._watched.append(self.pid)
+        guard.watch(self.pid, self.folder)
+        deadline = time.monotonic() + GENEROUS
+        while True:
+            with contextlib.suppress(redis.ConnectionError), self.client() as client:
+                found = client.info("server")["process_id"]
+                assert found == self.pid, "the server that answers is not ours"
+                return
+            assert self._process.poll() is None, f"Redis did not start:\n{self.log()[-4_000:]}"
+            assert time.monotonic() < deadline, f"Redis does not answer:\n{self.log()[-4_000:]}"
+            time.sleep(0.02)
+
+    def stop(self, mode: Stop = "shutdown") -> None:
+        assert self._process is not None, "it is not running"
+        self._process.send_signal(signal.SIGKILL if mode == "kill" else signal.SIGTERM)
+        self._process.wait(GENEROUS)
+        self._process = None
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
+
+    def close(self) -> None:
+        """Nothing of it is left."""
+        if self._process is not None:
+            self.stop("kill")
+        guard.remove(self.folder)
+        for pid in (0, *self._watched):
+            guard.forget(pid, self.folder)
+
+
+@contextlib.contextmanager
+def started(*, folders: str | None = None, **settings: object) -> Iterator[RedisServer]:
+    """A running server."""
+    found = program(folders)
+    folder = Path(tempfile.mkdtemp(prefix="taskmill-redis-"))
+    guard.watch(0, folder)
+    server = RedisServer(folder, found, {name.replace("_", "-"): value for name, value in settings.items()})
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()

@@ -355,7 +355,7 @@ def test_every_refusal_is_listed() -> None:
     assert sorted(listed) == sorted([*refusals(), *store])
 
 
-FIRST_POLL, LAST_POLL = 0.7, 0.95
+FIRST_POLL, LAST_POLL = 0.85, 0.98
 NUMBERS = {
     "The PostgreSQL engine": [f"PostgreSQL {errors.OLDEST_SERVER} or newer", f"the port is {target.PORT}"],
     "What is promised": [f"open for {check.LONG_HELD // 60} minutes", f"above {check.LONGEST_NAP} s"],
@@ -367,7 +367,7 @@ NUMBERS = {
     "How a finish proceeds": ["slices of 250"],
     "History and pruning": [f"at most {default_of(Pruning, 'batch')} a call"],
     "Wake-ups": [
-        f"{waiting.FIRST * 1_000:.0f} ms to {waiting.LONGEST:.0f} s",
+        f"{waiting.FIRST * 1_000:.0f} ms to {waiting.LONGEST['ended']:.0f} s",
         f"a ring of {waiting.RING:,}",
         f"for {waiting.KEPT // SECOND} s at a time",
         f"after {FIRST_POLL} to {LAST_POLL} s",

@@ -153,7 +153,10 @@ def test_without_a_word_it_is_here(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         ("sqlite:///", "the SQLite URL names no file (write sqlite:///taskmill.db)"),
         ("sqlite://:memory:", "a store in memory ends with its program (name a file: sqlite:///taskmill.db)"),
-        ("redis://localhost", "the redis engine is not part of this version (use sqlite:///path/to/taskmill.db or postgresql://user@host/database)"),
+        (
+            "kafka://localhost",
+            "the kafka engine is not part of this version (use sqlite:///path/to/taskmill.db, postgresql://user@host/database or redis://host:6379/0)",
+        ),
         ("sqlit:///x.db", "there is no engine 'sqlit' (did you mean sqlite://?)"),
     ],
 )

@@ -58,7 +58,7 @@ def test_no_store(cli: Cli, command: list[str]) -> None:
         ("sqlite:///absent/store.db", 1, "does not exist (make it first"),
         ("sqlite:////", 2, "names no file"),
         ("sqlite://:memory:", 2, "a store in memory ends with its program"),
-        ("redis://127.0.0.1:1", 2, "the redis engine is not part of this version"),
+        ("kafka://127.0.0.1:1", 2, "the kafka engine is not part of this version"),
         ("sqlit:///x.db", 2, "did you mean sqlite://?"),
     ],
 )

@@ -14,6 +14,7 @@ from taskmill.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from taskmill.engines.postgres.target import Target
+    from taskmill.engines.redis.target import Target as Place
 
 __all__ = ["Schema", "create", "of_settings", "schema"]
 
@@ -52,10 +53,10 @@ def create(
 
         return PostgresEngine(target, clock=clock, lease=lease, term=term)
     if engine_kind(url) == "redis":
+        place = _redis(url, busy_timeout)
         from taskmill.engines.redis.engine import RedisEngine
-        from taskmill.engines.redis.target import parse
 
-        return RedisEngine(parse(url, busy_timeout=busy_timeout), clock=clock, lease=lease, term=term)
+        return RedisEngine(place, clock=clock, lease=lease, term=term)
     path, durability, busy_timeout = _sqlite(url, base, durability, busy_timeout)
     from taskmill.engines.sqlite.engine import SQLiteEngine
 
@@ -79,6 +80,10 @@ def schema(
         from taskmill.engines.postgres.schema import PostgresSchema
 
         return PostgresSchema(target)
+    if engine_kind(url) == "redis":
+        from taskmill.engines.redis.schema import RedisSchema
+
+        return RedisSchema(_redis(url, busy_timeout))
     path, durability, busy_timeout = _sqlite(url, base, durability, busy_timeout)
     if path == MEMORY:
         raise InvalidSettings("a store in memory ends with its program", code="no_file", field="url", hint="name a file: sqlite:///taskmill.db")
@@ -96,6 +101,15 @@ def _postgres(url: str, durability: Durability, busy_timeout: int) -> Target:
     return parse(url, durability=durability, busy_timeout=busy_timeout)
 
 
+def _redis(url: str, busy_timeout: int) -> Place:
+    """What a URL of Redis says, if there is a driver for it."""
+    if find_spec("redis") is None:
+        raise InvalidSettings("the Redis engine needs redis-py", code="missing_driver", field="url", hint="pip install 'taskmill[redis]'")
+    from taskmill.engines.redis.target import parse
+
+    return parse(url, busy_timeout=busy_timeout)
+
+
 def _sqlite(url: str, base: Path | None, durability: Durability, busy_timeout: int) -> tuple[Path, Durability, int]:
     """What a URL of SQLite says; every other one is refused."""
     kind = engine_kind(url)
@@ -104,7 +118,7 @@ def _sqlite(url: str, base: Path | None, durability: Durability, busy_timeout: i
             f"the {kind} engine is not part of this version",
             code="unknown_engine",
             field="url",
-            hint="use sqlite:///path/to/taskmill.db or postgresql://user@host/database",
+            hint="use sqlite:///path/to/taskmill.db, postgresql://user@host/database or redis://host:6379/0",
         )
     parameters = url_parameters(url)
     wanted = parameters.get("durability", durability)

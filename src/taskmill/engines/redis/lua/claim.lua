@@ -8,7 +8,10 @@ if not raw then return pack({'unknown_worker', false, false, {}}) end
 
 local function answer(how, next_at, more, tasks)
   local found = {}
-  for n, h in ipairs(tasks) do found[n] = {h.id, answer_raw(R.raw(h)), h[F.lane] > 0 and Lane.get(h[F.lane]).limits or false} end
+  for n, h in ipairs(tasks) do
+    R.packed[h.id] = R.raw(h)
+    found[n] = {h.id, answer_raw(R.packed[h.id]), h[F.lane] > 0 and Lane.get(h[F.lane]).limits or false}
+  end
   return pack({how, next_at or false, more, found})
 end
 

@@ -36,7 +36,7 @@ function M.leave(h)
   local state, lane = h[F.state], h[F.lane]
   M.leave_line(h)
   if state == RUNNING then
-    call('ZREM', P .. 'run:' .. h[F.worker], lease_member(h))
+    S.remove_later(P .. 'run:' .. h[F.worker], lease_member(h))
     if band(h[F.flags], CANCEL) ~= 0 then call('SREM', P .. 'stop:' .. h[F.worker], h.id) end
     if lane > 0 then M.freed[lane] = (M.freed[lane] or 0) + 1 end
   end
@@ -125,7 +125,7 @@ function M.finish(h, state, o)
   h[F.error] = o.error and cjson.encode(o.error) or false
   let_go(h, state)
   arrive(h, state, o.error)
-  call('ZADD', P .. 'ended:' .. state, S.now, h.id)
+  S.add_later(P .. 'ended:' .. state, S.now, h.id)
   S.ended = true
   local owed = {id = h.id, type = h[F.type], queue = h[F.queue], state = STATES[state], version = h[F.version]}
   S.owe('ended', h.id, owed)

@@ -24,7 +24,6 @@ end
 -- that never heard of the last ones, repeats none.
 local function start(h)
   C.token = math.max(C.token + 1, S.now - EPOCH)
-  M.leave_line(h)
   S.count(h, h[F.state], -1)
   S.count(h, RUNNING, 1)
   h[F.state], h[F.token], h[F.worker], h[F.request], h[F.claimed_at], h[F.updated_at], h[F.started_at] = RUNNING, C.token, C.worker, C.request, S.now, S.now, false
@@ -33,6 +32,17 @@ local function start(h)
   C.taken[#C.taken + 1] = h
   if band(h[F.flags], UNIQUE_STARTED) ~= 0 then M.free_unique(h) end
   if S.listening() then S.tell('task.started', h.id, h[F.version], {type = h[F.type], queue = h[F.queue], worker = C.worker, attempt = h[F.executions]}) end
+end
+
+-- All of one line, which they leave together.
+local function start_all(line, tasks)
+  local gone = {}
+  for n, h in ipairs(tasks) do
+    gone[n] = member(h[F.seq], h.id)
+    if h[F.state] ~= PENDING then call('ZREM', P .. 'due', h.id) end
+    start(h)
+  end
+  if #gone > 0 then in_pieces('ZREM', line, gone) end
 end
 
 local function full() return C.slots <= 0 or C.stuffed end
@@ -104,7 +114,7 @@ local function serve_plain(queue, p, most)
     local ids = ids_of(call('ZRANGEBYSCORE', plain_key(queue, p), '-inf', S.now, 'LIMIT', 0, most))
     if #ids == 0 then return 0 end
     local took, moved = sort_out(ids, most)
-    for _, h in ipairs(took) do start(h) end
+    start_all(plain_key(queue, p), took)
     if moved then settle_moved() end
     if #took > 0 or C.stuffed then return #took end
   end
@@ -221,7 +231,7 @@ local function serve_lane(q, l, p)
     ids = call('ZRANGE', P .. 'order:' .. l.number, 0, 0)
   end
   local took, moved = sort_out(ids, #ids)
-  for _, h in ipairs(took) do start(h) end
+  if took[1] then start_all(P .. 'l:' .. l.number .. ':' .. took[1][F.priority], took) end
   for _, one in ipairs(limits) do Limit.start(one, #took) end
   M.stirred[l.number] = nil
   Lane.refresh({[l.number] = true})

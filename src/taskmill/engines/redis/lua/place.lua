@@ -313,7 +313,7 @@ function B.store(b)
     end
   end
   for queue in pairs(queues) do call('SADD', P .. 'queues', queue) end
-  for i = 1, #lines, 2000 do call('ZADD', P .. 'ids', unpack(lines, i, math.min(i + 1999, #lines))) end
+  in_pieces('ZADD', P .. 'ids', lines)
   if b.linked then link(b) end
 end
 

@@ -46,11 +46,11 @@ local function now_()
   return tonumber(t[1]) * 1000000 + tonumber(t[2])
 end
 
-local S = {now = now_(), counts = {}, woke = {}, events = {}, ended = false}
+local S = {now = now_(), counts = {}, woke = {}, events = {}, ended = false, adds = {}, removes = {}}
 
 -- Records. Each is read once, changed in memory and written once, at the end.
 
-local R = {known = {}, dirty = {}}
+local R = {known = {}, dirty = {}, packed = {}}
 
 function R.load(ids)
   local keys, wanted = {}, {}
@@ -137,13 +137,32 @@ end
 -- There may be work in this queue.
 function S.wake(queue) S.woke[queue] = true end
 
+-- Into and out of sorted sets that this script does not read again: one command for each set, at the end.
+function S.add_later(key, score, name)
+  local all = S.adds[key] or {}
+  S.adds[key] = all
+  all[#all + 1], all[#all + 2] = score, name
+end
+
+function S.remove_later(key, name)
+  local all = S.removes[key] or {}
+  S.removes[key] = all
+  all[#all + 1] = name
+end
+
+local function in_pieces(command, key, all)
+  for i = 1, #all, 2000 do call(command, key, unpack(all, i, math.min(i + 1999, #all))) end
+end
+
 local RING = 10000
 
 -- The last thing that a script does that changed something.
 function S.finish()
+  for key, all in pairs(S.removes) do in_pieces('ZREM', key, all) end
+  for key, all in pairs(S.adds) do in_pieces('ZADD', key, all) end
   local pairs_, n = {}, 0
   for id, h in pairs(R.dirty) do
-    pairs_[n + 1], pairs_[n + 2] = P .. 't:' .. id, R.raw(h)
+    pairs_[n + 1], pairs_[n + 2] = P .. 't:' .. id, R.packed[id] or R.raw(h)
     n = n + 2
     if n >= 2000 then
       call('MSET', unpack(pairs_, 1, n))

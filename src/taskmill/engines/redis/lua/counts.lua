@@ -1,5 +1,5 @@
 -- How many tasks there are, by queue, type, priority and state; what is due counts as pending, so time is applied first.
--- answers {more, counts (flat), {{queue, type, priority, oldest}, …}}: the oldest that are ready, among the first of every line
+-- answers {more, counts (flat), {{queue, type, priority, oldest}, …}}: the oldest that are ready, among the first of every plain line and of some hundred lanes
 
 local more = M.open_due()
 if M.settle() then more = true end
@@ -23,8 +23,9 @@ end
 for _, queue in ipairs(call('SMEMBERS', P .. 'queues')) do
   for p = 0, 3 do look_at(P .. 'q:' .. queue .. ':' .. p) end
 end
-for _, number in ipairs(call('HVALS', P .. 'lanes')) do
-  for p = 0, 3 do look_at(P .. 'l:' .. number .. ':' .. p) end
+local some = call('HSCAN', P .. 'lanes', '0', 'COUNT', 500)[2]  -- of many lanes, some: this is for people, and work is bounded
+for i = 2, #some, 2 do
+  for p = 0, 3 do look_at(P .. 'l:' .. some[i] .. ':' .. p) end
 end
 local found = {}
 for n, name in ipairs(order) do found[n] = oldest[name] end

@@ -169,7 +169,7 @@ function Q.pass_over_foreign(q)
   local opened = true
   while opened do
     local found = false
-    for _, number in ipairs(call('SMEMBERS', P .. 'n:' .. q.name)) do
+    for _, number in ipairs(call('SRANDMEMBER', P .. 'n:' .. q.name, 100)) do
       local l = Lane.get(tonumber(number))
       if (C.rooms[l.needs] or 0) <= 0 then
         found = true
@@ -260,13 +260,18 @@ end
 
 -- The shares that may be next: the first in turn, and those that stand under a higher priority because of tasks which are foreign to this worker.
 local function shares_of(q, p)
-  local found = {}
-  for _, number in ipairs(call('ZRANGE', P .. 'os:' .. q.name .. ':' .. p, 0, -1)) do
-    local n = tonumber(number, 16)
-    if not q.dry[n .. ':' .. p] then
-      found[#found + 1] = Lane.share(n)
-      break
+  local found, after = {}, 0
+  while #found == 0 do
+    local some = call('ZRANGE', P .. 'os:' .. q.name .. ':' .. p, after, after + 9)
+    for _, number in ipairs(some) do
+      local n = tonumber(number, 16)
+      if not q.dry[n .. ':' .. p] then
+        found[1] = Lane.share(n)
+        break
+      end
     end
+    if #some < 10 then break end
+    after = after + 10
   end
   for n in pairs(q.over) do
     if not q.dry[n .. ':' .. p] and call('EXISTS', P .. 'o:' .. n .. ':' .. p) == 1 then found[#found + 1] = Lane.share(n) end

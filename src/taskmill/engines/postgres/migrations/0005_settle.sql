@@ -228,7 +228,7 @@ BEGIN
     IF (SELECT listen_until > now FROM store) THEN
       PERFORM tell(kind_of(w.state), w.id::text, w.version, now, facts(w.id)) FROM task w WHERE w.id = ANY (woken) ORDER BY w.seq;
     END IF;
-    PERFORM announce(ARRAY(SELECT DISTINCT queue_of(l) FROM unnest(lanes) l));
+    PERFORM announce(ARRAY(SELECT DISTINCT queue_of(l.lane) FROM (SELECT DISTINCT u.lane FROM unnest(lanes) u(lane)) l));
   END IF;
   FOR t IN
     SELECT w.* FROM unnest(ids, fails) u(id, bad) JOIN task w ON w.id = ANY (ARRAY[u.id]) WHERE u.bad AND w.state + 0 = 4 ORDER BY w.seq
@@ -254,11 +254,13 @@ BEGIN
       SELECT e.number, e.parent, e.on_failure FROM edge e WHERE e.child = f.id AND e.number > f.after AND e.outcome IS NULL ORDER BY e.number LIMIT 250) e
     WHERE f.number = ANY (numbers)
   ), slice AS MATERIALIZED (
-    SELECT number, count(*) AS n, max(edge) AS last FROM fell GROUP BY number
+    SELECT number, max(edge) AS last FROM fell GROUP BY number HAVING count(*) = 250
+  ), kept AS MATERIALIZED (  -- few: an array is looked through faster than a list is joined
+    SELECT coalesce(array_agg(number), '{}') AS going_on FROM slice
   ), moved AS (
-    UPDATE falling f SET after = s.last FROM slice s WHERE f.number = ANY (ARRAY[s.number]) AND s.n = 250
+    UPDATE falling f SET after = s.last FROM slice s WHERE f.number = ANY (ARRAY[s.number])
   ), done AS (
-    DELETE FROM falling f WHERE f.number = ANY (numbers) AND NOT EXISTS (SELECT 1 FROM slice s WHERE s.number = f.number AND s.n = 250)
+    DELETE FROM falling f USING kept k WHERE f.number = ANY (numbers) AND f.number <> ALL (k.going_on)
   )
   SELECT array_agg(x.parent), array_agg(x.n), array_agg(x.bad) INTO parents, counts, fails FROM (
     SELECT parent, count(*)::integer AS n, bool_or(state <> 5 AND on_failure = 0) AS bad FROM fell WHERE state = 5 OR on_failure <> 2 GROUP BY parent) x;
@@ -280,7 +282,7 @@ DECLARE
   fails boolean[];
 BEGIN
   SELECT array_agg(l.edge), array_agg(DISTINCT e.child) INTO numbers, children
-  FROM (SELECT edge FROM late_edge ORDER BY edge LIMIT 2000) l JOIN edge e ON e.number = ANY (ARRAY[l.edge]);
+  FROM (SELECT edge FROM late_edge ORDER BY edge LIMIT 250) l JOIN edge e ON e.number = ANY (ARRAY[l.edge]);
   IF numbers IS NULL THEN
     DELETE FROM late_edge l WHERE (SELECT e.number FROM edge e WHERE e.number = l.edge) IS NULL;
     RETURN false;

@@ -33,14 +33,13 @@ for _, batch in ipairs(A[4]) do
     if b.answers[1][1] ~= 'refused' then last = b.answers[1][2] end
   end
 end
-state.next_at, state.last, state.cron = A[5] or cjson.null, last or cjson.null, setting.cron or cjson.null
-if #A[4] > 0 then state.fired_at = S.now end
-local function exact(n) return n end
-local text = '{' .. table.concat({
-  '"next_at":' .. (A[5] and int(exact(A[5])) or 'null'),
-  '"last":' .. (last and '"' .. last .. '"' or 'null'),
+local fired_at = #A[4] > 0 and S.now or state.fired_at  -- without tasks, its next time was only found out
+local facts = {
+  '"next_at":' .. (A[5] and int(A[5]) or 'null'), '"last":' .. (last and cjson.encode(last) or 'null'),
   '"cron":' .. (setting.cron and cjson.encode(setting.cron) or 'null'),
-}, ',') .. (type(state.fired_at) == 'number' and ',"fired_at":' .. int(state.fired_at) or '') .. '}'
+}
+if type(fired_at) == 'number' then facts[#facts + 1] = '"fired_at":' .. int(fired_at) end
+local text = '{' .. table.concat(facts, ',') .. '}'  -- by hand: cjson prints 14 digits
 call('HSET', P .. 'items:fired', name .. '\t0', pack({text, fired and fired[2] + 1 or 1, '', 0}))
 S.tell('schedule.fired', name, A[3])
 M.settle()

@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK := requirements/dev.txt
-WORKERS ?= 2
+WORKERS ?= 4
 ARGS ?=
 CHECKED := src tests tools $(wildcard bench examples)
 

@@ -133,3 +133,30 @@ async def test_a_lane_is_read_from_its_next_task_on(stores: Stores, clock: Manua
     assert (found, met < FEW) == (ids[:1], True)
     found, met = await claim(db, one, clock, "task_lane", 5)
     assert (found, met < FEW) == (ids[1:], True)
+
+
+async def test_the_inbox_of_lanes_is_read_from_where_something_was_found(
+    stores: Stores, clock: ManualClock, db: asyncpg.Connection, holder: asyncpg.Connection
+) -> None:
+    engine = await stores.engine()
+    await engine.put("limit", "many", encode({"cap": 100_000}))
+    one = await worker(engine)
+    ids = await submit_many(engine, 2, limits=("many",))
+    assert (await claim(db, one, clock, "task_lane"))[0] == ids[:1]
+    await holder.execute("SELECT count(*) FROM taskmill.stir")
+    await db.execute("INSERT INTO stir (lane, at) SELECT l.id, 0 FROM lane l, generate_series(1, $1)", OLD)
+    while await db.fetchval("SELECT settle(NULL, true)"):
+        pass
+    looks = []
+    for _ in range(2):
+        async with db.transaction():
+            before = await entries(db, "stir_pkey")
+            assert not await db.fetchval("SELECT any_stir()")
+            looks.append(await entries(db, "stir_pkey") - before)
+    assert looks[1] < 10_000 < OLD
+    [late] = await submit_many(engine, 1, limits=("many",))
+    assert (await claim(db, one, clock, "task_lane", 5))[0] == [ids[1], late]
+    await db.execute("INSERT INTO stir (number, lane, at) OVERRIDING SYSTEM VALUE SELECT 1, id, 0 FROM lane")  # as one that commits long after it was numbered
+    assert not await db.fetchval("SELECT any_stir()")
+    await db.execute("SELECT set_config('taskmill.stirs', '1 1', false)")  # that time is over
+    assert await db.fetchval("SELECT any_stir()")

@@ -158,6 +158,35 @@ BEGIN
   RETURN coalesce(limits, '{}');
 END $$;
 
+-- Where to begin in the inbox of lanes. An old snapshot that somebody holds keeps the entries of all that was ever in it, and a look from the start walks over
+-- them; after one that did, this session begins where it last found something, for ten times as long as the look took (as in a plain line, see line_starts).
+-- What commits later than that with a lower number is met by the next look from the start.
+CREATE FUNCTION stir_start() RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+DECLARE
+  noted text := current_setting('taskmill.stirs', true);  -- until when, and from where
+BEGIN
+  IF noted IS NULL OR noted = '' THEN
+    RETURN 0;
+  END IF;
+  RETURN CASE WHEN split_part(noted, ' ', 1)::bigint > moment(NULL) THEN split_part(noted, ' ', 2)::bigint ELSE 0 END;
+END $$;
+
+CREATE FUNCTION any_stir() RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  start bigint := stir_start();
+  entries bigint := pg_stat_get_xact_tuples_returned('stir_pkey'::regclass);
+  began bigint := moment(NULL);
+  first bigint := (SELECT s.number FROM stir s WHERE s.number >= start ORDER BY s.number LIMIT 1);
+  until bigint;
+BEGIN
+  entries := pg_stat_get_xact_tuples_returned('stir_pkey'::regclass) - entries;
+  IF start > 0 OR entries > 20000 THEN
+    until := CASE WHEN start > 0 THEN split_part(current_setting('taskmill.stirs'), ' ', 1)::bigint ELSE moment(NULL) + 10 * (moment(NULL) - began) END;
+    PERFORM set_config('taskmill.stirs', until || ' ' || greatest(start, coalesce(first, pg_sequence_last_value('stir_number_seq'::regclass), 0) - 5000), false);
+  END IF;
+  RETURN first IS NOT NULL;
+END $$;
+
 -- Take in up to 2,000 inbox rows of lanes: slots return, lanes look for their next task, room goes to whoever stands for it. False: nothing was there.
 CREATE FUNCTION take_stirs(now bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -170,7 +199,7 @@ DECLARE
   limits bigint[] := '{}';
 BEGIN
   WITH gone AS (
-    DELETE FROM stir WHERE number = ANY (ARRAY(SELECT number FROM stir ORDER BY number LIMIT 2000)) RETURNING stir.lane, stir.freed, stir.look, stir.at
+    DELETE FROM stir WHERE number = ANY (ARRAY(SELECT number FROM stir WHERE number >= stir_start() ORDER BY number LIMIT 2000)) RETURNING stir.lane, stir.freed, stir.look, stir.at
   ), each AS (
     SELECT g.lane, sum(g.freed)::integer AS freed, bool_or(g.look) AS look, min(g.at) FILTER (WHERE g.look) AS at FROM gone g GROUP BY g.lane
   )
@@ -361,13 +390,13 @@ BEGIN
   PERFORM fall(now);
   more := open_due(now);
   PERFORM take_stirs(now);
-  RETURN more OR EXISTS (SELECT 1 FROM falling) OR EXISTS (SELECT 1 FROM stir);
+  RETURN more OR EXISTS (SELECT 1 FROM falling) OR any_stir();
 END $$;
 
 -- Whether a step has left something to be applied, or time has.
-CREATE FUNCTION anything_owed(now bigint) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION anything_owed(now bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-  RETURN EXISTS (SELECT 1 FROM stir) OR EXISTS (SELECT 1 FROM falling) OR EXISTS (SELECT 1 FROM late_edge) OR EXISTS (SELECT 1 FROM lowering)
+  RETURN any_stir() OR EXISTS (SELECT 1 FROM falling) OR EXISTS (SELECT 1 FROM late_edge) OR EXISTS (SELECT 1 FROM lowering)
     OR EXISTS (SELECT 1 FROM task WHERE ((lane > 0 AND (state = 1 OR state = 2)) OR state = 4) AND ready_at <= now)
     OR EXISTS (SELECT 1 FROM counter WHERE wake_at IS NOT NULL AND wake_at <= now);
 END $$;

@@ -386,7 +386,7 @@ def test_numbers_that_only_statements_hold() -> None:
     claim, settle = text(MIGRATIONS / "0006_claim.sql"), text(MIGRATIONS / "0005_settle.sql")
     assert "p.passed < 1000" in claim
     assert "(c.n - 1) / 8" in claim
-    assert "FROM stir ORDER BY number LIMIT 2000" in settle
+    assert "ORDER BY number LIMIT 2000" in settle
     assert "ORDER BY e.number LIMIT 250" in settle
     assert "ORDER BY ready_at LIMIT 500" in settle
     assert claimer.POLL == SECOND

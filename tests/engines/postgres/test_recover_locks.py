@@ -9,7 +9,8 @@ import asyncpg
 import pytest
 
 from taskmill.clock import ManualClock
-from taskmill.engine import Engine
+from taskmill.engine import Engine, Target
+from taskmill.engines.postgres.sql import load
 from taskmill.errors import Conflict
 from taskmill.task import State
 from tests.conformance.tools import LEASE, Worker, lose, new, outcome, pass_time, record, states, submit, submit_many, worker
@@ -197,3 +198,45 @@ async def test_a_beat_and_a_renewal_wait_for_no_disk(stores: Stores, clock: Manu
             await db.fetch(statement, *args)
             seen.append(await db.fetchval("SHOW synchronous_commit"))
     assert seen == ["off", "on", "off"]
+
+
+# What waits for the disk: numbers of outbox entries that a crash takes back would be given twice, and cut unread.
+
+
+async def waits_for_the_disk(db: asyncpg.Connection, statement: str, *arguments: object) -> bool:
+    """Whether the commit of a transaction with this step in it would."""
+    async with db.transaction():
+        await db.execute("SET LOCAL search_path TO taskmill")
+        await db.fetch(statement, *arguments)
+        return bool(await db.fetchval("SELECT current_setting('synchronous_commit') <> 'off'"))
+
+
+BEAT = "SELECT * FROM heartbeat($1, $2, $3, $4, $5)"
+CLAIM = "SELECT * FROM claim($1, $2, '{default}', 5, NULL, 0, 1000000, $3)"
+
+
+async def test_a_beat_that_ends_something_is_on_the_disk(stores: Stores, clock: ManualClock) -> None:
+    engine, db = await stores.engine(), await stores.connect()
+    one = await worker(engine)
+    [id] = await submit_many(engine, 1)
+    [held] = await one.claim(1)
+    times = (clock.now(), clock.monotonic())
+    assert not await waits_for_the_disk(db, BEAT, one.id, one.request, [held.token], *times)
+    await engine.cancel([Target(id)])
+    assert await waits_for_the_disk(db, BEAT, one.id, one.request, [], *times)
+    assert (await states(engine, [id])) == [State.CANCELLED]
+
+
+async def test_a_claim_that_ends_something_is_on_the_disk(stores: Stores, clock: ManualClock) -> None:
+    engine, db = await stores.engine(), await stores.connect()
+    one = await worker(engine)
+    assert not await waits_for_the_disk(db, CLAIM, one.id, 1, clock.now())
+    [id] = await submit(engine, new(expires_at=clock.now() + 1))
+    clock.advance(1)
+    assert await waits_for_the_disk(db, CLAIM, one.id, 2, clock.now())
+    assert (await states(engine, [id])) == [State.CANCELLED]
+
+
+async def test_what_settles_is_on_the_disk(stores: Stores) -> None:
+    await stores.engine()
+    assert await waits_for_the_disk(await stores.connect(), load("store.sql", "taskmill").settle, None, True)

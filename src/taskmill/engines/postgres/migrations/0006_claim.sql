@@ -603,7 +603,9 @@ BEGIN
     END IF;
     RETURN QUERY SELECT * FROM claimed(p.taken);
   ELSIF coalesce(plain, '{}') = '{}' AND NOT p.more THEN
-    PERFORM set_config('synchronous_commit', 'off', true);  -- an idle mark that a crash forgets is nothing: everybody asks anew after it
+    IF plain = '{}' THEN  -- nothing but the mark is written, and one that a crash forgets is nothing: everybody asks anew after it
+      PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
     UPDATE queue q SET idle = true WHERE q.id = ANY (ARRAY(SELECT k.id FROM queue k WHERE k.id = ANY (numbers) AND NOT k.idle FOR NO KEY UPDATE SKIP LOCKED));
     IF FOUND THEN
       how := 'idle';

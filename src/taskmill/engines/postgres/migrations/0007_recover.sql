@@ -103,7 +103,7 @@ BEGIN
   END IF;
 END $$;
 
--- One write: a beat that a crash of the server forgets is nothing, so no disk is waited for. owes: something was given back, and its lanes want to know.
+-- One write: a beat that a crash of the server forgets is nothing, so no disk is waited for; but what is given back may end, and be told to others. owes: something was given back, and its lanes want to know.
 CREATE FUNCTION heartbeat(p_worker text, p_request bigint, p_tokens bigint[], p_now bigint, p_mono bigint)
 RETURNS TABLE (known boolean, lost bigint[], cancelled text[], command bytea, owes boolean) LANGUAGE plpgsql AS $$
 DECLARE
@@ -111,7 +111,6 @@ DECLARE
   answered bigint[];  -- of its requests up to this one
   held_from bigint;
 BEGIN
-  PERFORM set_config('synchronous_commit', 'off', true);
   -- Its requests are answered in their order, and nothing comes to one later: so the first that it holds something of only ever grows, and leases that are
   -- long gone are not looked at, also while an old snapshot keeps them in the index.
   SELECT array_agg(t.token), array_agg(t.token) FILTER (WHERE t.request <= p_request), min(t.request),
@@ -124,6 +123,8 @@ BEGIN
   IF known THEN
     IF EXISTS (SELECT unnest(answered) EXCEPT SELECT unnest(p_tokens)) THEN
       owes := give_back(p_worker, p_request, p_tokens, moment(p_now)) > 0;
+    ELSE
+      PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     SELECT i.value INTO command FROM item i WHERE i.kind = 'worker' AND i.name = p_worker ORDER BY i.operator DESC LIMIT 1;
   END IF;

@@ -143,3 +143,26 @@ async def test_a_paused_server_costs_nobody_a_lease(redis_server: RedisServer, r
     assert isinstance(task, Task)
     assert (task.state, task.crashes, task.executions) == (State.COMPLETED, 0, 1)
     await engine.close()
+
+
+async def test_an_outbox_cursor_of_before_passes_nothing_by(redis_server: RedisServer) -> None:
+    """A server that comes back without its last writes gives higher numbers all the same: what is owed now is not taken for delivered."""
+
+    async def owed(after: str) -> list[tuple[str, str]]:
+        engine = await opened(server.url())
+        await engine.put("outbox", "ended", b"{}")
+        one = await worker(engine)
+        [id] = await submit_many(engine, 1)
+        await one.done(*await one.claim(1))
+        term = await engine.lead("outbox", "me")
+        assert term is not None
+        found = [(entry.cursor, entry.subject) for entry in await engine.outbox("ended", after, 10, term)]
+        await engine.close()
+        assert [subject for _, subject in found] == [id]
+        return found
+
+    with servers.started() as server:
+        [(cursor, _)] = await owed("")
+        server.stop("kill")
+        server.start()
+        await owed(cursor)

@@ -4,7 +4,7 @@
 -- of the share whose turn it is. A task in the way that this claim may not take (a type the worker does not know or has no room for) is moved into a lane of
 -- its own type, once; one that has expired is ended. Both are bounded, and `more` says when a bound was reached.
 
-local QUANTUM, PASSED, TURN, EPOCH = 8, 200, 1000000, 1577836800000000
+local QUANTUM, PASSED, TURN = 8, 200, 1000000
 
 local C = {taken = {}, passed = 0, more = false, stuffed = false, limits = {}, opened = 0}
 
@@ -20,10 +20,9 @@ local function limit(name)
   return l
 end
 
--- Running, under a new token; a unique key held only until the start is free. The clock is the epoch of tokens: a store that was restored, or a replica
--- that never heard of the last ones, repeats none.
+-- Running, under a new token; a unique key held only until the start is free.
 local function start(h)
-  C.token = math.max(C.token + 1, S.now - EPOCH)
+  C.token = number_after(C.token)
   S.count(h, h[F.state], -1)
   S.count(h, RUNNING, 1)
   h[F.state], h[F.token], h[F.worker], h[F.request], h[F.claimed_at], h[F.updated_at], h[F.started_at] = RUNNING, C.token, C.worker, C.request, S.now, S.now, false

@@ -6,7 +6,7 @@ if not term_stands(A[2]) then return pack(false) end
 local n, moved, wanted, hashes = A[1], 0, {}, A[4]
 for state = COMPLETED, CANCELLED do
   local after = 0
-  while moved + #wanted < n do
+  while moved + #wanted < n and after < 1000 do  -- what is not delivered yet may be many
     local found = call('ZRANGEBYSCORE', P .. 'ended:' .. state, '-inf', S.now - A[3][state - 4], 'LIMIT', after, n - moved - #wanted)
     if #found == 0 then break end
     R.load(found)
@@ -27,7 +27,7 @@ end
 if #wanted > 0 then return done(pack({moved, true, wanted})) end
 
 -- Entries whose window has passed, and lanes and counters that nothing needs any more.
-local left = n - moved
+local left, LATER = n - moved, 60000000
 local function forget(key, most, drop)
   for _, name in ipairs(call('ZRANGEBYSCORE', key, '-inf', S.now, 'LIMIT', 0, most)) do
     if drop(name) then moved = moved + 1 end
@@ -48,9 +48,9 @@ if left > 0 then
     local raw = call('GET', P .. 'd:' .. name)
     local d = raw and cmsgpack.unpack(raw)
     local h = d and R.get(d[1])
-    if h and h[F.state] < COMPLETED then return false end
-    if d and d[3] > S.now then
-      call('ZADD', P .. 'keys', d[3], name)
+    local lives = h and h[F.state] < COMPLETED
+    if lives or (d and d[3] > S.now) then  -- looked at again later, so that it is in nobody's way
+      call('ZADD', P .. 'keys', lives and S.now + LATER or d[3], name)
       return false
     end
     call('DEL', P .. 'd:' .. name)
@@ -68,10 +68,10 @@ if left > 0 then
   end)
   forget(P .. 'unused', left, function(name)
     local l = Limit.get(name)
-    if l.running > 0 or call('SCARD', P .. 'sq:' .. name) > 0 then return false end
     local last = call('LINDEX', l.key, -1)
-    if last and entry(last) + l.window > S.now then
-      call('ZADD', P .. 'unused', entry(last) + l.window, name)
+    local empty_at = last and entry(last) + l.window or 0
+    if l.running > 0 or call('SCARD', P .. 'sq:' .. name) > 0 or empty_at > S.now then
+      call('ZADD', P .. 'unused', math.max(empty_at, S.now + LATER), name)
       return false
     end
     call('DEL', P .. 'c:' .. name, l.key)

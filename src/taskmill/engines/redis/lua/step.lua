@@ -121,6 +121,11 @@ function S.tell_state(h, state, err)
   end
 end
 
+local EPOCH = 1577836800000000  -- 2020
+
+-- The number behind this one. The clock is the epoch of what others remember (tokens, outbox cursors): a server that forgot its last writes repeats none.
+local function number_after(last) return math.max(last + 1, S.now - EPOCH) end
+
 -- An outbox entry, if somebody subscribed to its kind.
 function S.owe(kind, subject, data)
   if S.owed == nil then
@@ -128,7 +133,8 @@ function S.owe(kind, subject, data)
     for _, name in ipairs(call('SMEMBERS', P .. 'owed')) do S.owed[name] = true end
   end
   if S.owed[kind] then
-    local number = call('INCR', P .. 'outbox')
+    local number = number_after(tonumber(call('GET', P .. 'outbox') or '0'))
+    call('SET', P .. 'outbox', int(number))
     call('ZADD', P .. 'outbox:' .. kind, number, cmsgpack.pack({number, subject, cjson.encode(data), S.now}))
     call('HINCRBY', P .. 'owing', subject, 1)
   end

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
+from taskmill.engine import Record
 from taskmill.retry import Retry
-from taskmill.task import ErrorInfo, OnFailure, Progress, Resolved, State, Unique
+from taskmill.task import ErrorInfo, OnFailure, Progress, Resolved, State, Task, Unique
 
-__all__ = ["FAR", "Meta", "decode_error", "decode_meta", "encode_error", "encode_meta", "state_name"]
+__all__ = ["FAR", "Meta", "decode_error", "decode_meta", "encode_error", "encode_meta", "restored_flags", "restored_meta", "state_name"]
 
 PENDING: Final = 0
 SCHEDULED: Final = 1
@@ -137,3 +138,30 @@ def state_name(state: int, ready_at: int, now: int) -> State:
 
 def json_text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
+
+
+def restored_flags(record: Record) -> int:
+    """What a whole record has beside its row."""
+    task = record.task
+    flags = 0
+    for present, flag in (
+        (task.order_key is not None, ORDERED),
+        (task.sealed, SEALED),
+        (task.unwind, UNWIND),
+        (bool(record.checkpoints), CHECKPOINTS),
+        (bool(record.signals), SIGNALS),
+        (bool(record.edges), EDGES),
+        (task.unique is not None and task.unique.until == "started", UNIQUE_STARTED),
+        (task.unique is not None and task.unique.until == "ended", UNIQUE_ENDED),
+    ):
+        if present:
+            flags |= flag
+    return flags
+
+
+def restored_meta(task: Task) -> str:
+    meta = Meta(
+        headers=dict(task.headers), tags=dict(task.tags), key=task.idempotency_key, window=task.idempotency_window, unique=task.unique,
+        limits=task.limits, share=task.fair_key, order=task.order_key,
+    )  # fmt: skip
+    return json_text(meta)

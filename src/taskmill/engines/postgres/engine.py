@@ -47,6 +47,7 @@ from taskmill.engine import (
     Transaction,
     WorkerInfo,
 )
+from taskmill.engines.outcomes import check_outcomes
 from taskmill.engines.postgres import admin, claim, finish, inspect, migrate, recover, settings, submit
 from taskmill.engines.postgres import target as targets
 from taskmill.engines.postgres.announcing import Announcer
@@ -288,7 +289,7 @@ class PostgresEngine:
         return claimed
 
     async def finish(self, outcomes: Sequence[Outcome], *, tx: Transaction | None = None) -> Finished:
-        finish.check_outcomes(outcomes)
+        check_outcomes(outcomes)
         self._check_open()
         if tx is None:
             return await finish.finish(self._outside(), outcomes)

@@ -22,10 +22,10 @@ from taskmill.engines.postgres.store import Store
 from taskmill.engines.postgres.submit import PATIENCE, document, make_names, refusal
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, STATES, encode_error, encode_progress
 from taskmill.engines.settings import Settings
-from taskmill.errors import Conflict, Expired, InvalidInput, NotFound, TaskmillError
+from taskmill.errors import Conflict, Expired, NotFound, TaskmillError
 from taskmill.task import UUID, ErrorInfo, OnFailure, Progress, State
 
-__all__ = ["check_outcomes", "checkpoint", "finish", "signal"]
+__all__ = ["checkpoint", "finish", "signal"]
 
 ROUNDS = 20
 
@@ -33,15 +33,6 @@ IDS = re.compile(f"({UUID.pattern} )*")
 STALE = "the lease is no longer current; nothing was written"
 _PLAIN = frozenset((None, b"null"))
 MESSAGES = {"stale_lease": STALE, "not_found": "there is no such task"}
-
-
-def check_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Refuse what no store may be asked: durations below zero, a wait for nothing."""
-    for outcome in [outcome for outcome in outcomes if outcome.ending is not Ending.COMPLETED]:
-        if outcome.after < 0:
-            raise InvalidInput(f"{outcome.after} is negative", field="after", hint="a duration in microseconds")
-        if outcome.ending is Ending.WAITING and not (outcome.tasks or outcome.then or outcome.signals or outcome.deadline is not None):
-            raise InvalidInput("a wait for nothing would never end", field="signals", hint="name tasks, signals or a deadline")
 
 
 async def finish(store: Store, outcomes: Sequence[Outcome], *, db: Any = None) -> Finished:

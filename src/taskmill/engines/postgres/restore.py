@@ -9,25 +9,18 @@ from taskmill import codec
 from taskmill.engine import Record
 from taskmill.engines.postgres.store import Store
 from taskmill.engines.rows import (
-    CHECKPOINTS,
     COMPLETED,
-    EDGES,
     FAR,
     NUMBERS,
     ON_FAILURE_NUMBERS,
-    ORDERED,
     RUNNING,
-    SEALED,
-    SIGNALS,
-    UNIQUE_ENDED,
-    UNIQUE_STARTED,
-    UNWIND,
     WAITING,
-    Meta,
     encode_error,
     encode_progress,
     encode_retry,
     json_text,
+    restored_flags,
+    restored_meta,
 )
 from taskmill.task import Task
 
@@ -70,21 +63,13 @@ async def _lanes(store: Store, db: Any, records: Sequence[Record]) -> list[int]:
 def _body(task: Task) -> tuple[Any, ...]:
     return (
         task.id, task.type, task.queue, task.tenant, task.priority, task.created_at, task.run_at, task.expires_at, task.timeout, task.max_crashes,
-        encode_retry(task.retry), _meta(task), json_text(dict(task.tags)) if task.tags else None, task.payload.decode(),
+        encode_retry(task.retry), restored_meta(task), json_text(dict(task.tags)) if task.tags else None, task.payload.decode(),
     )  # fmt: skip
-
-
-def _meta(task: Task) -> str:
-    meta = Meta(
-        headers=dict(task.headers), tags=dict(task.tags), key=task.idempotency_key, window=task.idempotency_window, unique=task.unique,
-        limits=task.limits, share=task.fair_key, order=task.order_key,
-    )  # fmt: skip
-    return json_text(meta)
 
 
 async def _restore(queries: Any, db: Any, record: Record, seq: int, lane: int) -> None:
     task = record.task
-    state, flags = NUMBERS[task.state], _flags(record)
+    state, flags = NUMBERS[task.state], restored_flags(record)
     progress = None if task.progress is None else encode_progress(task.progress)
     counted = (task.version, task.executions, task.failures, task.crashes, task.open_edges)
     if state >= COMPLETED:
@@ -136,21 +121,3 @@ async def _restore_parts(queries: Any, db: Any, record: Record) -> None:
     ):
         if rows:
             await db.executemany(statement, rows)
-
-
-def _flags(record: Record) -> int:
-    task = record.task
-    flags = 0
-    for present, flag in (
-        (task.order_key is not None, ORDERED),
-        (task.sealed, SEALED),
-        (task.unwind, UNWIND),
-        (bool(record.checkpoints), CHECKPOINTS),
-        (bool(record.signals), SIGNALS),
-        (bool(record.edges), EDGES),
-        (task.unique is not None and task.unique.until == "started", UNIQUE_STARTED),
-        (task.unique is not None and task.unique.until == "ended", UNIQUE_ENDED),
-    ):
-        if present:
-            flags |= flag
-    return flags

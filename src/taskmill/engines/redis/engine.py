@@ -37,6 +37,7 @@ from taskmill.engine import (
     Transaction,
     WorkerInfo,
 )
+from taskmill.engines.outcomes import check_outcomes
 from taskmill.engines.redis import claim, finish, inspect, settings, submit
 from taskmill.engines.redis.check import check, guard, watch
 from taskmill.engines.redis.store import Store
@@ -126,7 +127,7 @@ class RedisEngine:
         return await claim.claim(self._opened(), worker, request, queues, room)
 
     async def finish(self, outcomes: Sequence[Outcome], *, tx: Transaction | None = None) -> Finished:
-        finish.check_outcomes(outcomes)
+        check_outcomes(outcomes)
         return await finish.finish(self._opened(), outcomes)
 
     async def checkpoint(self, entries: Sequence[Checkpoint]) -> tuple[Refusal, ...]:

@@ -10,24 +10,15 @@ from taskmill.engine import Checkpoint, Ending, Finished, Outcome, Refusal
 from taskmill.engines.redis.store import Store
 from taskmill.engines.redis.submit import Batch, refusal
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, STATES, encode_progress
-from taskmill.errors import Conflict, Expired, InvalidInput, NotFound, StoreError
+from taskmill.errors import Conflict, Expired, NotFound, StoreError
 from taskmill.task import ErrorInfo, OnFailure, State
 
-__all__ = ["check_outcomes", "checkpoint", "finish", "signal"]
+__all__ = ["checkpoint", "finish", "signal"]
 
 PIECE = 200
 ROUNDS = 20
 STALE = "the lease is no longer current; nothing was written"
 MESSAGES = {"stale_lease": STALE, "not_found": "there is no such task"}
-
-
-def check_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Refuse what no store may be asked: durations below zero, a wait for nothing."""
-    for outcome in [outcome for outcome in outcomes if outcome.ending is not Ending.COMPLETED]:
-        if outcome.after < 0:
-            raise InvalidInput(f"{outcome.after} is negative", field="after", hint="a duration in microseconds")
-        if outcome.ending is Ending.WAITING and not (outcome.tasks or outcome.then or outcome.signals or outcome.deadline is not None):
-            raise InvalidInput("a wait for nothing would never end", field="signals", hint="name tasks, signals or a deadline")
 
 
 async def finish(store: Store, outcomes: Sequence[Outcome]) -> Finished:

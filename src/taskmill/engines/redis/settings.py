@@ -13,31 +13,24 @@ from taskmill.engines.redis.records import Body, body_of
 from taskmill.engines.redis.store import Store
 from taskmill.engines.redis.submit import Batch
 from taskmill.engines.rows import (
-    CHECKPOINTS,
     COMPLETED,
-    EDGES,
     FAR,
     NUMBERS,
     ON_FAILURE_NUMBERS,
-    ORDERED,
     RUNNING,
-    SEALED,
-    SIGNALS,
     STATES,
-    UNIQUE_ENDED,
-    UNIQUE_STARTED,
-    UNWIND,
     WAITING,
-    Meta,
     decode_meta,
     encode_error,
     encode_progress,
     encode_retry,
     json_text,
+    restored_flags,
+    restored_meta,
 )
 from taskmill.engines.settings import check_item
 from taskmill.errors import InvalidInput, NotFound, StaleTerm, StaleVersion, StoreError, TaskmillError
-from taskmill.task import NewTask, Task, check_key, check_limit, check_name, check_range, check_settings, resolve
+from taskmill.task import NewTask, check_key, check_limit, check_name, check_range, check_settings, resolve
 
 __all__ = ["admin", "drop", "fire", "join", "move_types", "outbox", "prune", "put", "restore", "take"]
 
@@ -218,14 +211,10 @@ def _restored(record: Record, raws: list[bytes]) -> list[Any]:
     if state == RUNNING or (state == WAITING and not (task.open_edges or task.sealed)):
         state = 0  # a lease of another store is none here; and what it waited for, its handler looks at again
     ended = state >= COMPLETED
-    meta = Meta(
-        headers=dict(task.headers), tags=dict(task.tags), key=task.idempotency_key, window=task.idempotency_window, unique=task.unique,
-        limits=task.limits, share=task.fair_key, order=task.order_key,
-    )  # fmt: skip
-    raws.append(_encode(Body(task.payload, encode_retry(task.retry), task.timeout, json_text(meta))))
+    raws.append(_encode(Body(task.payload, encode_retry(task.retry), task.timeout, restored_meta(task))))
     header = [
         0, task.type, task.queue, task.tenant, task.priority, 0, state, FAR if state == WAITING else task.run_at, task.version, task.executions,
-        task.failures, task.crashes, _flags(record), task.open_edges, task.created_at, task.updated_at, _or_false(task.expires_at),
+        task.failures, task.crashes, restored_flags(record), task.open_edges, task.created_at, task.updated_at, _or_false(task.expires_at),
         _or_false(task.finished_at), _or_false(task.token) if ended else False, _or_false(task.worker) if ended else False, False,
         _or_false(task.started_at), _or_false(task.started_at), _or_false(task.must_end), _or_false(task.phase),
         False if task.progress is None else encode_progress(task.progress), False, False, task.run_at, task.max_crashes,
@@ -254,21 +243,3 @@ def _restored(record: Record, raws: list[bytes]) -> list[Any]:
 
 def _or_false(value: Any) -> Any:
     return False if value is None else value
-
-
-def _flags(record: Record) -> int:
-    task: Task = record.task
-    flags = 0
-    for present, flag in (
-        (task.order_key is not None, ORDERED),
-        (task.sealed, SEALED),
-        (task.unwind, UNWIND),
-        (bool(record.checkpoints), CHECKPOINTS),
-        (bool(record.signals), SIGNALS),
-        (bool(record.edges), EDGES),
-        (task.unique is not None and task.unique.until == "started", UNIQUE_STARTED),
-        (task.unique is not None and task.unique.until == "ended", UNIQUE_ENDED),
-    ):
-        if present:
-            flags |= flag
-    return flags

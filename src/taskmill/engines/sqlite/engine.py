@@ -51,6 +51,7 @@ from taskmill.engine import (
     Transaction,
     WorkerInfo,
 )
+from taskmill.engines.outcomes import check_outcomes
 from taskmill.engines.sqlite import admin, claim, finish, inspect, migrate, recover, settings, submit
 from taskmill.engines.sqlite.check import check
 from taskmill.engines.sqlite.connection import WriteLock, check_path, connect, translate
@@ -312,7 +313,7 @@ class SQLiteEngine:
         return await self._writer.run_then(lambda step: claim.claim(step, worker, request, queues, room), claim.answer)
 
     async def finish(self, outcomes: Sequence[Outcome], *, tx: Transaction | None = None) -> Finished:
-        finish.check_outcomes(outcomes)
+        check_outcomes(outcomes)
         if tx is None:
             return await self._write(lambda step: finish.finish(step, outcomes))
         finished = finish.finish(writable(tx, self), outcomes)

@@ -36,7 +36,7 @@ from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.submit import submit, unknown_edge
 from taskmill.engines.sqlite.transitions import Moves, Row, fall_slice, read_rows
-from taskmill.errors import Conflict, Expired, InvalidInput, NotFound
+from taskmill.errors import Conflict, Expired, NotFound
 from taskmill.events import Kind
 from taskmill.task import ErrorInfo, OnFailure, State
 
@@ -387,12 +387,3 @@ def _deliver(step: Step, row: Row, name: str, number: int) -> None:
 def _awaited(step: Step, row: Row, name: str, number: int) -> bool:
     seen, names = msgspec.json.decode(step.db.execute(queries.awaits, (row.seq,)).fetchone()[0])
     return number > seen and name in names
-
-
-def check_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Refuse what no store may be asked: durations below zero, a wait for nothing."""
-    for outcome in [outcome for outcome in outcomes if outcome.ending is not Ending.COMPLETED]:
-        if outcome.after < 0:
-            raise InvalidInput(f"{outcome.after} is negative", field="after", hint="a duration in microseconds")
-        if outcome.ending is Ending.WAITING and not (outcome.tasks or outcome.then or outcome.signals or outcome.deadline is not None):
-            raise InvalidInput("a wait for nothing would never end", field="signals", hint="name tasks, signals or a deadline")

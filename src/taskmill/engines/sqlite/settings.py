@@ -10,26 +10,19 @@ from taskmill import codec
 from taskmill.engine import Entry, Fired, Item, Joining, Record, Status, Submitted, Taken, Term
 from taskmill.engines.rows import (
     CANCEL,
-    CHECKPOINTS,
     COMPLETED,
-    EDGES,
     FAR,
     NUMBERS,
     ON_FAILURE_NUMBERS,
-    ORDERED,
     RUNNING,
-    SEALED,
-    SIGNALS,
-    UNIQUE_ENDED,
-    UNIQUE_STARTED,
-    UNWIND,
     WAITED,
     WAITING,
-    Meta,
     encode_error,
     encode_progress,
     encode_retry,
     json_text,
+    restored_flags,
+    restored_meta,
 )
 from taskmill.engines.settings import Settings, check_item
 from taskmill.engines.sqlite import lanes
@@ -40,7 +33,7 @@ from taskmill.engines.sqlite.submit import submit
 from taskmill.engines.sqlite.transitions import Moves, Row, read_rows
 from taskmill.errors import InvalidInput, NotFound, StaleVersion
 from taskmill.events import Kind
-from taskmill.task import NewTask, Task, check_key, check_limit, check_name, check_range, check_settings
+from taskmill.task import NewTask, check_key, check_limit, check_name, check_range, check_settings
 
 __all__ = ["drop", "fire", "join", "lead", "outbox", "put", "resign", "restore", "take"]
 
@@ -276,7 +269,7 @@ def _restore(step: Step, record: Record) -> bool:
         {
             "seq": seq, "id": task.id, "type": task.type, "queue": task.queue, "tenant": task.tenant, "lane": lane, "state": state, "priority": task.priority,
             "ready_at": ready_at, "version": task.version, "executions": task.executions, "failures": task.failures, "crashes": task.crashes,
-            "flags": _restored_flags(record), "open_edges": task.open_edges, "created_at": task.created_at, "updated_at": task.updated_at,
+            "flags": restored_flags(record), "open_edges": task.open_edges, "created_at": task.created_at, "updated_at": task.updated_at,
             "expires_at": task.expires_at, "finished_at": task.finished_at, "token": task.token if ended else None, "worker": task.worker if ended else None,
             "started_at": task.started_at, "must_end": task.must_end, "phase": task.phase,
             "progress": None if task.progress is None else encode_progress(task.progress),
@@ -292,27 +285,9 @@ def _restore(step: Step, record: Record) -> bool:
     return True
 
 
-def _restored_flags(record: Record) -> int:
-    task = record.task
-    flags = 0
-    for present, flag in (
-        (task.order_key is not None, ORDERED),
-        (task.sealed, SEALED),
-        (task.unwind, UNWIND),
-        (bool(record.checkpoints), CHECKPOINTS),
-        (bool(record.signals), SIGNALS),
-        (bool(record.edges), EDGES),
-        (task.unique is not None and task.unique.until == "started", UNIQUE_STARTED),
-        (task.unique is not None and task.unique.until == "ended", UNIQUE_ENDED),
-    ):
-        if present:
-            flags |= flag
-    return flags
-
-
 def _restore_parts(step: Step, seq: int, record: Record) -> None:
     task, db = record.task, step.db
-    db.execute(queries.add_body, (seq, task.payload, encode_retry(task.retry), task.timeout, task.max_crashes, task.run_at, _restored_meta(task)))
+    db.execute(queries.add_body, (seq, task.payload, encode_retry(task.retry), task.timeout, task.max_crashes, task.run_at, restored_meta(task)))
     if task.result is not None or task.error is not None:
         db.execute(queries.add_ending, (seq, task.result, encode_error(task.error)))
     if task.unique is not None and task.state not in {task.state.COMPLETED, task.state.DEAD, task.state.CANCELLED}:
@@ -327,14 +302,6 @@ def _restore_parts(step: Step, seq: int, record: Record) -> None:
         queries.add_attempt,
         [(seq, a.number, a.worker, a.token, a.started_at, a.ended_at, a.outcome, encode_error(a.error)) for a in record.attempts if a.ended_at is not None],
     )
-
-
-def _restored_meta(task: Task) -> str:
-    meta = Meta(
-        headers=dict(task.headers), tags=dict(task.tags), key=task.idempotency_key, window=task.idempotency_window, unique=task.unique,
-        limits=task.limits, share=task.fair_key, order=task.order_key,
-    )  # fmt: skip
-    return json_text(meta)
 
 
 def _restore_edges(step: Step, record: Record) -> None:

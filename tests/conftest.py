@@ -13,12 +13,14 @@ import pytest
 from tests.servers import pgbouncer as poolers
 from tests.servers import postgres as servers
 from tests.servers import redis as redis_servers
+from tests.servers import redis_cluster as redis_clusters
 from tests.servers.absence import Absence, skip
 from tests.servers.existing import URL, Server, existing
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import Postgres
 from tests.servers.programs import FOLDERS, Absent
 from tests.servers.redis import RedisServer
+from tests.servers.redis_cluster import RedisCluster
 
 GIVEN = pytest.StashKey[dict[str, str]]()
 
@@ -73,6 +75,23 @@ def redis_url(redis_server: RedisServer) -> Iterator[str]:
     yield redis_server.url()
     with redis_server.client() as client:
         client.flushall()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(pytestconfig: pytest.Config) -> Iterator[RedisCluster]:
+    """The Redis Cluster of this process, three primaries, for all tests that leave it as it is."""
+    try:
+        with redis_clusters.cluster(folders=pytestconfig.stash[GIVEN].get(FOLDERS)) as made:
+            yield made
+    except Absent as absent:
+        skip(absent)
+
+
+@pytest.fixture
+def redis_cluster_url(redis_cluster: RedisCluster) -> Iterator[str]:
+    """An empty store."""
+    yield redis_cluster.url()
+    redis_cluster.flush()
 
 
 @pytest.fixture

@@ -438,6 +438,8 @@ def _spread_url(given: dict[str, _Given], values: dict[str, object]) -> None:
             other.refuse("contradiction", f"{name} is {_written(values[name], _TABLE[name].kind)} here and {written[:40]} in the URL", "say it once")
         if not other or other.rank < inner.rank:
             given[name], values[name] = inner, value
+    if engine_kind(text) == "redis":
+        values.setdefault("durability", "local")  # what such a server gives unless it is asked for more
     rest = _without(text, shared)
     values["url"] = Secret(rest, mask_url(rest))
 

@@ -25,7 +25,7 @@ with suppress(ImportError):
 
 with suppress(ImportError):
     import_module("taskmill.engines.redis.engine")
-    STORES["redis"] = "redis_url"
+    STORES |= {"redis": "redis_url", "cluster": "redis_cluster_url"}
 
 ANSWERS = ("heard", "lost")
 

@@ -156,6 +156,7 @@ async def test_a_released_claim_returns_concurrency_never_rate(engine: Engine, c
 
 
 async def test_take_counts_against_the_same_rate(engine: Engine) -> None:
+    needs(engine, "limits_over_queues")  # a take is of no queue
     one = await worker(engine)
     await limit(engine, "rate", rate=3, window=MINUTE)
     await submit_many(engine, 5, limits=("rate",))

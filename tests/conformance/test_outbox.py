@@ -81,10 +81,10 @@ async def test_entries_stay_until_they_are_passed_by(engine: Engine) -> None:
 
 async def test_numbers_grow_after_everything_was_cut(engine: Engine) -> None:
     term = await subscribe(engine, "ended")
-    await make(engine, State.COMPLETED)
+    await make(engine, State.COMPLETED, queue="line")
     [first] = await engine.outbox("ended", "", 10, term)
     await engine.outbox("ended", first.cursor, 10, term)
-    made = await make(engine, State.DEAD)
+    made = await make(engine, State.DEAD, queue="line")
     [second] = await engine.outbox("ended", first.cursor, 10, term)
     assert (second.subject, second.cursor > first.cursor) == (made.id, True)
 

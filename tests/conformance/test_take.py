@@ -11,7 +11,7 @@ from taskmill.clock import MILLISECOND, SECOND, ManualClock
 from taskmill.engine import Engine
 from taskmill.errors import InvalidInput, TaskmillError
 from taskmill.task import new_id
-from tests.conformance.tools import Store, submit_many, worker
+from tests.conformance.tools import Store, needs, submit_many, worker
 from tests.conformance.tools_b import guarded
 
 RATE = b'{"rate": 3, "window": 1000000}'
@@ -75,6 +75,7 @@ async def test_keys_count_apart(engine: Engine) -> None:
 
 
 async def test_claims_and_takes_share_the_rate(engine: Engine, clock: ManualClock) -> None:
+    needs(engine, "limits_over_queues")  # a take is of no queue
     await engine.put("limit", "api", RATE)
     assert (await engine.take("api", 1, new_id())).granted
     await submit_many(engine, 5, limits=("api",))

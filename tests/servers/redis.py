@@ -18,7 +18,7 @@ from tests.servers import guard
 from tests.servers.programs import free_port
 from tests.servers.programs import redis as program
 
-__all__ = ["RedisServer", "Stop", "started"]
+__all__ = ["GENEROUS", "RedisServer", "Stop", "started"]
 
 Stop = Literal["shutdown", "kill"]
 GENEROUS = 60.0
@@ -29,12 +29,12 @@ STANDARD = {"bind": "127.0.0.1", "save": "", "appendonly": "no", "daemonize": "n
 class RedisServer:
     """One server. It may be stopped, killed and started again; its port and its data stay."""
 
-    def __init__(self, folder: Path, program: Path, settings: Mapping[str, object]) -> None:
+    def __init__(self, folder: Path, program: Path, settings: Mapping[str, object], password: str | None = None) -> None:
         self.folder = folder
         self.port = free_port()
-        self.password = secrets.token_hex(16)
+        self.password = password or secrets.token_hex(16)
         self._program = program
-        self._settings: dict[str, object] = {**STANDARD, **settings, "requirepass": self.password, "dir": folder}
+        self.settings: dict[str, object] = {**STANDARD, **settings, "requirepass": self.password, "dir": folder}
         self._process: subprocess.Popen[bytes] | None = None
         self._watched: list[int] = []
 
@@ -52,7 +52,7 @@ class RedisServer:
     def start(self) -> None:
         """It answers when this returns, and it is ours."""
         assert self._process is None, "it is running"
-        arguments = [part for name, value in {**self._settings, "port": self.port}.items() for part in (f"--{name}", str(value))]
+        arguments = [part for name, value in {**self.settings, "port": self.port}.items() for part in (f"--{name}", str(value))]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [self._program, *arguments], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

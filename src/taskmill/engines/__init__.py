@@ -41,22 +41,23 @@ def create(
     *,
     clock: Clock | None = None,
     base: Path | None = None,
-    durability: Durability = Durability.FSYNC,
+    durability: Durability | None = None,
     busy_timeout: int = 30 * SECOND,
     lease: int = 4 * SECOND,
     term: int = 4 * SECOND,
 ) -> Engine:
-    """The engine of a URL, not yet opened. `base` is where a relative path starts; what the URL itself says goes before the arguments."""
+    """The engine of a URL, not yet opened. `base` is where a relative path starts; what the URL itself says goes before the arguments.
+    Without a word on durability a file and PostgreSQL wait for the disk, and Redis for its memory."""
     if engine_kind(url) == "postgres":
         target = _postgres(url, durability, busy_timeout)
         from taskmill.engines.postgres.engine import PostgresEngine
 
         return PostgresEngine(target, clock=clock, lease=lease, term=term)
     if engine_kind(url) == "redis":
-        place = _redis(url, busy_timeout)
-        from taskmill.engines.redis.engine import RedisEngine
+        place = _redis(url, durability, busy_timeout)
+        from taskmill.engines.redis.engine import engine_of
 
-        return RedisEngine(place, clock=clock, lease=lease, term=term)
+        return engine_of(place, clock=clock, lease=lease, term=term)
     path, durability, busy_timeout = _sqlite(url, base, durability, busy_timeout)
     from taskmill.engines.sqlite.engine import SQLiteEngine
 
@@ -71,9 +72,7 @@ def of_settings(settings: Settings, base: Path, *, clock: Clock | None = None) -
     )  # fmt: skip
 
 
-def schema(
-    url: str, *, clock: Clock | None = None, base: Path | None = None, durability: Durability = Durability.FSYNC, busy_timeout: int = 30 * SECOND
-) -> Schema:
+def schema(url: str, *, clock: Clock | None = None, base: Path | None = None, durability: Durability | None = None, busy_timeout: int = 30 * SECOND) -> Schema:
     """The schema of the store that a URL names; nothing is opened yet."""
     if engine_kind(url) == "postgres":
         target = _postgres(url, durability, busy_timeout)
@@ -83,7 +82,7 @@ def schema(
     if engine_kind(url) == "redis":
         from taskmill.engines.redis.schema import RedisSchema
 
-        return RedisSchema(_redis(url, busy_timeout))
+        return RedisSchema(_redis(url, durability, busy_timeout))
     path, durability, busy_timeout = _sqlite(url, base, durability, busy_timeout)
     if path == MEMORY:
         raise InvalidSettings("a store in memory ends with its program", code="no_file", field="url", hint="name a file: sqlite:///taskmill.db")
@@ -92,25 +91,25 @@ def schema(
     return SQLiteSchema(path, clock=clock, durability=durability, busy_timeout=busy_timeout)
 
 
-def _postgres(url: str, durability: Durability, busy_timeout: int) -> Target:
+def _postgres(url: str, durability: Durability | None, busy_timeout: int) -> Target:
     """What a URL of PostgreSQL says, if there is a driver for it."""
     if find_spec("asyncpg") is None:
         raise InvalidSettings("the PostgreSQL engine needs asyncpg", code="missing_driver", field="url", hint="pip install 'taskmill[postgres]'")
     from taskmill.engines.postgres.target import parse
 
-    return parse(url, durability=durability, busy_timeout=busy_timeout)
+    return parse(url, durability=durability or Durability.FSYNC, busy_timeout=busy_timeout)
 
 
-def _redis(url: str, busy_timeout: int) -> Place:
+def _redis(url: str, durability: Durability | None, busy_timeout: int) -> Place:
     """What a URL of Redis says, if there is a driver for it."""
     if find_spec("redis") is None:
         raise InvalidSettings("the Redis engine needs redis-py", code="missing_driver", field="url", hint="pip install 'taskmill[redis]'")
     from taskmill.engines.redis.target import parse
 
-    return parse(url, busy_timeout=busy_timeout)
+    return parse(url, durability=durability, busy_timeout=busy_timeout)
 
 
-def _sqlite(url: str, base: Path | None, durability: Durability, busy_timeout: int) -> tuple[Path, Durability, int]:
+def _sqlite(url: str, base: Path | None, durability: Durability | None, busy_timeout: int) -> tuple[Path, Durability, int]:
     """What a URL of SQLite says; every other one is refused."""
     kind = engine_kind(url)
     if kind != "sqlite":
@@ -121,7 +120,7 @@ def _sqlite(url: str, base: Path | None, durability: Durability, busy_timeout: i
             hint="use sqlite:///path/to/taskmill.db, postgresql://user@host/database or redis://host:6379/0",
         )
     parameters = url_parameters(url)
-    wanted = parameters.get("durability", durability)
+    wanted = parameters.get("durability", durability or Durability.FSYNC)
     if wanted not in (Durability.FSYNC, Durability.LOCAL):
         raise InvalidSettings(f"SQLite has no durability {wanted[:40]!r}", code="contradiction", field="durability", hint="fsync or local")
     if "busy_timeout" in parameters:

@@ -26,6 +26,8 @@ class QueueSettings(msgspec.Struct, frozen=True):
     weights: dict[str, int] = {}
     priorities: tuple[int, int, int, int] | None = None
     fair: str | None = None
+    partitions: int = 1
+    """Over how many shards of a Redis Cluster it is spread; it may grow. Elsewhere it means nothing."""
 
 
 class Settings:
@@ -103,3 +105,4 @@ def _check_queue(settings: QueueSettings) -> None:
         check_range(weight, f"weights.{share}", 1, 1_000)
     for weight in settings.priorities or ():
         check_range(weight, "priorities", 1, 1_000)
+    check_range(settings.partitions, "partitions", 1, 64)

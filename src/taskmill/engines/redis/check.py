@@ -1,12 +1,17 @@
-"""What the server's own settings promise and what they cannot; and whether this program may use the store at all."""
+"""What the servers' own settings promise and what they cannot; and whether this program may use the store at all."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
-from taskmill.engine import Finding
-from taskmill.engines.redis.store import Store
+from redis.exceptions import RedisError, ResponseError
+
+from taskmill.engine import Durability, Finding
+from taskmill.engines.redis.nodes import Client
+from taskmill.engines.redis.store import Shards, Store, translate
+from taskmill.engines.redis.target import Target
 from taskmill.errors import InvalidSettings, StoreError, WrongStore
 
 __all__ = ["check", "guard", "watch"]
@@ -14,32 +19,42 @@ __all__ = ["check", "guard", "watch"]
 log = logging.getLogger("taskmill")
 
 OLDEST = (6, 2)
+WAITAOF = (7, 2)
 SCHEMA = 1
-SHARDS = 1
 PATCHED = {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}
 """The first release of each line without the use-after-free of its Lua (CVE-2025-49844)."""
 
 
-async def guard(store: Store) -> None:
-    """Refuse a server that cannot keep the promises, and a place that is not ours; then say that it is. Nothing is written before."""
-    about = await _info(store)
-    version = _version(about)
-    if version < OLDEST:
-        raise WrongStore(f"{store.target} is Redis {about['redis_version']}", code="old_server", hint="Taskmill needs Redis 6.2 or newer")
+async def guard(shards: Shards) -> None:
+    """Refuse servers that cannot keep the promises, and a place that is not ours; then say that it is. Nothing is written before."""
+    abouts = await _abouts(shards)
+    for about in abouts:
+        _refuse(about, shards.target)
+    shards.confirms = {about["confirms"] for about in abouts}
+    shards.check_durability(shards.target.durability)
+    await own(shards[0])
+
+
+def _refuse(about: dict[str, str], target: Target) -> None:
+    if _version(about) < OLDEST:
+        raise WrongStore(f"{target} is Redis {about['redis_version']}", code="old_server", hint="Taskmill needs Redis 6.2 or newer")
     if about.get("role") == "slave":
-        raise StoreError(f"{store.target} is a replica and takes no writes", code="read_only", hint="name the primary in the URL")
+        raise StoreError(f"{target} is a replica and takes no writes", code="read_only", hint="name the primary in the URL")
+    if about.get("cluster_enabled") == "1" and not target.cluster:
+        raise InvalidSettings(f"{target} is a server of a Cluster", code="is_a_cluster", field="url", hint="say so: ?cluster=true")
     policy = about.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise InvalidSettings(
-            f"{store.target} throws keys away when its memory is full (maxmemory-policy {policy})",
+            f"{target} throws keys away when its memory is full (maxmemory-policy {policy})",
             code="evicting_server",
             field="url",
             hint="set maxmemory-policy noeviction: a task that was accepted is never thrown away",
         )
-    await _own(store)
 
 
-async def _own(store: Store) -> None:
+async def own(store: Store) -> None:
+    """The marker of a store; made where there is none."""
+    shards = store.target.shards
     key = store.key("store")
     kind = (await store.ask("TYPE", key)).decode()
     if kind not in ("none", "hash"):
@@ -49,12 +64,11 @@ async def _own(store: Store) -> None:
     found = {name.decode(): int(value) for name, value in _pairs(await store.ask("HGETALL", key))}
     if found.get("schema", SCHEMA) > SCHEMA:
         raise WrongStore(f"{store.target} has schema {found['schema']}, this program knows {SCHEMA}", code="newer_schema", hint="upgrade Taskmill here too")
-    if found.get("shards", SHARDS) != SHARDS:
-        raise WrongStore(
-            f"{store.target} was made with {found['shards']} shards", code="other_shards", hint="open it as it was made, or move its tasks to a new store"
-        )
+    if found.get("shards", shards) != shards:
+        hint = "open it as it was made, or move its tasks to a new store"
+        raise WrongStore(f"{store.target} was made with {found['shards']} shards, not {shards}", code="other_shards", hint=hint)
     if not found:
-        await store.ask("HSET", key, "schema", SCHEMA, "shards", SHARDS)
+        await store.ask("HSET", key, "schema", SCHEMA, "shards", shards)
 
 
 def _pairs(found: Any) -> list[tuple[bytes, bytes]]:
@@ -65,15 +79,35 @@ async def watch(store: Store) -> None:
     """A store that was emptied under those who use it is never taken for an idle one."""
     if not await store.ask("EXISTS", store.key("store")):
         log.critical("%s was emptied: every task that was in it is gone (FLUSHALL, a wrong server, or a restart without its data?)", store.target)
-        await _own(store)
+        if store.number:
+            await store.read_settings()
+        else:
+            await own(store)
 
 
-async def _info(store: Store) -> dict[str, str]:
-    text = await store.ask("INFO")
-    if isinstance(text, dict):
-        return {name: str(value) for name, value in text.items()}
-    lines = text.decode().splitlines()
-    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+async def _abouts(shards: Shards) -> list[dict[str, str]]:
+    """INFO of every server, and how it confirms that the disk has something: `asked`, `always` or `never`."""
+    try:
+        async with asyncio.timeout(shards.target.patience):
+            return [await _about(client) for client in await shards.nodes.all()]
+    except (RedisError, OSError) as error:
+        raise translate(error, shards.target) from error
+
+
+async def _about(client: Client) -> dict[str, str]:
+    found: Any = await client.execute_command("INFO")
+    about = {name: str(value) for name, value in found.items()}
+    on = about.get("aof_enabled") == "1"
+    about["confirms"] = "asked" if on and _version(about) >= WAITAOF else "always" if on and await _fsync(client) == "always" else "never"
+    return about
+
+
+async def _fsync(client: Client) -> str:
+    try:
+        found: Any = await client.execute_command("CONFIG", "GET", "appendfsync")
+    except ResponseError:  # who may not ask does not know
+        return ""
+    return str(found[1].decode()) if found else ""
 
 
 def _version(about: dict[str, str]) -> tuple[int, int]:
@@ -81,18 +115,15 @@ def _version(about: dict[str, str]) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-async def check(store: Store) -> tuple[Finding, ...]:
-    about = await _info(store)
-    findings = [*_persistence(about), *_replicas(about)]
-    line = _version(about)
-    release = int(about["redis_version"].split(".")[2])
-    if line < min(PATCHED) or release < PATCHED.get(line, 0 if line > max(PATCHED) else 1_000):
-        hint = "upgrade, or see that your distribution has patched it; give nobody else the right to run scripts"
-        findings.append(Finding("warning", "old_lua", f"Redis {about['redis_version']} is older than the releases patched for CVE-2025-49844", hint))
-    return tuple(findings)
+async def check(shards: Shards) -> tuple[Finding, ...]:
+    """What is true of one of the servers is said once."""
+    found = {finding: None for about in await _abouts(shards) for finding in (*_persistence(about), *_replicas(about, shards.target), *_lua(about))}
+    return tuple(found)
 
 
 def _persistence(about: dict[str, str]) -> list[Finding]:
+    if about["confirms"] == "always":
+        return [Finding("info", "append_only", "every answer waits for the disk (appendfsync always): a crash of the server loses nothing", "")]
     if about.get("aof_enabled") == "1":
         message = "a crash of the server loses up to the last second of writes, unless appendfsync is always"
         return [Finding("info", "append_only", message, "appendfsync always, where a second is too much")]
@@ -100,7 +131,19 @@ def _persistence(about: dict[str, str]) -> list[Finding]:
     return [Finding("warning", "not_durable", message, "appendonly yes")]
 
 
-def _replicas(about: dict[str, str]) -> list[Finding]:
+def _replicas(about: dict[str, str], target: Target) -> list[Finding]:
     if about.get("connected_slaves", "0") == "0":
-        return [Finding("info", "no_replica", "there is no replica: the loss of this machine is the loss of the store", "")]
-    return [Finding("info", "asynchronous_replica", "replicas follow a moment later: a failover can lose the last writes", "")]
+        level = "warning" if target.durability is Durability.REPLICATED else "info"
+        return [Finding(level, "no_replica", "there is no replica: the loss of this machine is the loss of the store", "")]
+    if target.durability is Durability.REPLICATED:
+        return [Finding("info", "confirmed_replica", "every step waits for a replica: a failover to it loses nothing that was acknowledged", "")]
+    message = "replicas follow a moment later: a failover can lose the last writes"
+    return [Finding("info", "asynchronous_replica", message, "durability=replicated waits for one")]
+
+
+def _lua(about: dict[str, str]) -> list[Finding]:
+    line, release = _version(about), int(about["redis_version"].split(".")[2])
+    if line < min(PATCHED) or release < PATCHED.get(line, 0 if line > max(PATCHED) else 1_000):
+        hint = "upgrade, or see that your distribution has patched it; give nobody else the right to run scripts"
+        return [Finding("warning", "old_lua", f"Redis {about['redis_version']} is older than the releases patched for CVE-2025-49844", hint)]
+    return []

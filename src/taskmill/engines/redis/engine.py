@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 
@@ -15,6 +16,7 @@ from taskmill.engine import (
     Claim,
     Count,
     Durability,
+    Engine,
     Entry,
     Features,
     Filter,
@@ -40,29 +42,40 @@ from taskmill.engine import (
 from taskmill.engines.outcomes import check_outcomes
 from taskmill.engines.redis import claim, finish, inspect, settings, submit
 from taskmill.engines.redis.check import check, guard, watch
-from taskmill.engines.redis.store import Store
+from taskmill.engines.redis.store import Shards, Store
 from taskmill.engines.redis.target import Target as Place
 from taskmill.engines.redis.waiting import Events, Hints, Waiters, Wakes, listen
 from taskmill.errors import Conflict, StoreError
 from taskmill.task import Attempt, EdgeResult, Gone, NewTask, State, Task, check_id, check_key, check_name, new_id, sequence_of
 
-__all__ = ["RedisEngine"]
+__all__ = ["RedisEngine", "engine_of"]
 
 COUNTS_AGE = 5 * SECOND
 
 
+def engine_of(place: Place, *, clock: Clock | None = None, lease: int = 4 * SECOND, term: int = 4 * SECOND) -> Engine:
+    """The engine for what a URL says, not yet opened."""
+    shards = Shards(place, clock)
+    if not place.cluster:
+        return RedisEngine(shards[0], lease=lease, term=term)
+    from taskmill.engines.redis.cluster import ClusterEngine
+
+    return ClusterEngine(shards, lease=lease, term=term)
+
+
 class RedisEngine:
-    """A store on a Redis server."""
+    """A store on a Redis server, or a shard of one on a Cluster."""
 
     features = Features(name="redis", user_transactions=False, token_never_repeats=False, filters_by_index=False)
 
-    def __init__(self, place: Place, *, clock: Clock | None = None, lease: int = 4 * SECOND, term: int = 4 * SECOND) -> None:
-        self._store = Store(place, clock)
-        self.clock = self._store.clock
+    def __init__(self, store: Store, *, lease: int, term: int) -> None:
+        self.store = self._store = store
+        self.clock = store.shards.clock
         self._lease = lease
         self._term = term
         self._open = False
-        self._queues: dict[str, tuple[str, ...]] = {}
+        self.served: dict[str, tuple[str, ...]] = {}
+        """The workers that have joined here, with their queues."""
         self._counts: tuple[int, tuple[Count, ...]] | None = None
 
     # Coming and going
@@ -70,21 +83,28 @@ class RedisEngine:
     async def open(self) -> None:
         if not self._open:
             try:
-                await guard(self._store)
+                await guard(self._store.shards)
                 await self._store.read_settings()
             except BaseException:
-                await self._store.close()
+                await self._store.shards.close()
                 raise
-            self._waiters = Waiters(self._store)
-            self._wakes = Wakes(self._store, lambda: sorted({queue for queues in self._queues.values() for queue in queues}))
-            self._open = True
+            self.start()
 
-    async def close(self) -> None:
+    def start(self) -> None:
+        self._waiters = Waiters(self._store)
+        self._wakes = Wakes(self._store, lambda: sorted({queue for queues in self.served.values() for queue in queues}))
+        self._open = True
+
+    async def stop(self) -> None:
         if self._open:
             self._open = False
             await self._waiters.close()
             await self._wakes.close()
-            await self._store.close()
+
+    async def close(self) -> None:
+        if self._open:
+            await self.stop()
+            await self._store.shards.close()
 
     def _opened(self) -> Store:
         if not self._open:
@@ -95,7 +115,7 @@ class RedisEngine:
         return ()
 
     async def check(self) -> tuple[Finding, ...]:
-        return await check(self._opened())
+        return await check(self._opened().shards)
 
     def new_id(self, queue: str) -> str:
         return new_id()
@@ -118,12 +138,12 @@ class RedisEngine:
         tx: Transaction | None = None,
     ) -> tuple[Submitted, ...]:
         sequence_of(tasks)
-        return tuple(await submit.submit(self._opened(), tasks, unseal=unseal, reserved=reserved))
+        return tuple(await submit.submit(self._opened(), tasks, unseal=unseal, reserved=reserved, durability=durability))
 
     async def claim(self, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
         for queue in queues:
             check_name(queue, "queues")
-        self._queues[worker] = tuple(queues)
+        self.serve(worker, queues)
         return await claim.claim(self._opened(), worker, request, queues, room)
 
     async def finish(self, outcomes: Sequence[Outcome], *, tx: Transaction | None = None) -> Finished:
@@ -142,19 +162,27 @@ class RedisEngine:
 
     async def join(self, joining: Joining) -> None:
         await settings.join(self._opened(), joining)
-        self._queues[joining.worker] = tuple(joining.queues)
+        self.serve(joining.worker, joining.queues)
+
+    def serve(self, worker: str, queues: Sequence[str]) -> None:
+        self.served[worker] = tuple(queues)
 
     async def leave(self, worker: str) -> None:
         await self._opened().run("leave", [worker])
-        self._queues.pop(worker, None)
+        self.served.pop(worker, None)
 
     async def heartbeat(self, worker: str, request: int, leases: Iterable[int]) -> Beat:
+        return (await self.beat(worker, request, leases))[0]
+
+    async def beat(self, worker: str, request: int, leases: Iterable[int]) -> tuple[Beat, str]:
+        """And the shards that know the worker, if this is shard 0."""
         store = self._opened()
         named = sorted(leases)
-        known, lost, cancelled, command = (*await store.run("heartbeat", [worker, request, named, store.mono()]), (), (), False)[:4]
+        known, *rest = await store.run("heartbeat", [worker, request, named, store.mono()])
         if not known:
-            return Beat(False, tuple(named))
-        return Beat(True, tuple(sorted(lost or ())), tuple(cancelled or ()), inspect.commands(command))
+            return Beat(False, tuple(named)), ""
+        lost, cancelled, command, served = rest
+        return Beat(True, tuple(sorted(lost or ())), tuple(cancelled or ()), inspect.commands(command)), served or ""
 
     async def recover_lost(self, n: int = 500) -> Moved:
         store = self._opened()
@@ -165,7 +193,8 @@ class RedisEngine:
         return Moved(moved, bool(more), tuple(lost or ()))
 
     async def prune(self, n: int, term: Term, retention: Retention = DEFAULT_RETENTION) -> Moved:
-        return await settings.prune(self._opened(), n, term, retention)
+        moved, _ = await settings.prune(self._opened(), n, term, retention)
+        return moved
 
     # Administration
 
@@ -196,6 +225,11 @@ class RedisEngine:
 
     async def list(self, which: Filter = EVERYTHING, *, after: str | None = None, n: int = 100) -> Page:
         return await inspect.list_tasks(self._opened(), which, after, n)
+
+    async def cursor_of(self, task: str) -> str:
+        """Where a page goes on that ended with this task."""
+        store = self._opened()
+        return str(int(await store.ask("ZSCORE", store.key("ids"), task) or 0))
 
     async def attempts(self, task: str) -> tuple[Attempt, ...]:
         return await inspect.attempts(self._opened(), task)
@@ -258,6 +292,11 @@ class RedisEngine:
     async def wakeups(self) -> Hints:
         self._opened()
         return self._wakes.listen()
+
+    def hints(self, heard: asyncio.Event) -> Hints:
+        """The same, into an event that others share."""
+        self._opened()
+        return self._wakes.listen(heard)
 
     async def events(self) -> Events:
         return await listen(self._opened())

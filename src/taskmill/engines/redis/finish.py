@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
+from msgspec import Struct
+
 from taskmill.engine import Checkpoint, Ending, Finished, Outcome, Refusal
 from taskmill.engines.redis.store import Store
 from taskmill.engines.redis.submit import Batch, refusal
@@ -13,7 +15,7 @@ from taskmill.engines.rows import ON_FAILURE_NUMBERS, STATES, encode_progress
 from taskmill.errors import Conflict, Expired, NotFound, StoreError
 from taskmill.task import ErrorInfo, OnFailure, State
 
-__all__ = ["checkpoint", "finish", "signal"]
+__all__ = ["Far", "checkpoint", "finish", "signal"]
 
 PIECE = 200
 ROUNDS = 20
@@ -21,20 +23,30 @@ STALE = "the lease is no longer current; nothing was written"
 MESSAGES = {"stale_lease": STALE, "not_found": "there is no such task"}
 
 
-async def finish(store: Store, outcomes: Sequence[Outcome]) -> Finished:
+class Far(Struct, frozen=True):
+    """What outcomes have to do with other shards: where the tasks are that they wait for, and by task what they start there (NewTasks, as JSON)."""
+
+    elsewhere: dict[str, int] = {}
+    starts: dict[str, str] = {}
+
+
+NEAR = Far()
+
+
+async def finish(store: Store, outcomes: Sequence[Outcome], far: Far = NEAR) -> Finished:
     refused: list[Refusal] = []
     instead: dict[str, State] = {}
     more = False
     for first in range(0, len(outcomes), PIECE):
-        more = await _piece(store, outcomes[first : first + PIECE], refused, instead)
+        more = await _piece(store, outcomes[first : first + PIECE], far, refused, instead)
     return Finished(tuple(refused), MappingProxyType(instead), more)
 
 
-async def _piece(store: Store, outcomes: Sequence[Outcome], refused: list[Refusal], instead: dict[str, State]) -> bool:
+async def _piece(store: Store, outcomes: Sequence[Outcome], far: Far, refused: list[Refusal], instead: dict[str, State]) -> bool:
     for _ in range(ROUNDS):
         raws: list[bytes] = []
-        sent = [_packed(store, outcome, raws) for outcome in outcomes]
-        found = await store.run("finish", [store.generation, sent], raws)
+        sent = [_packed(store, outcome, far, raws) for outcome in outcomes]
+        found = await store.run("finish", [store.generation, sent, far.elsewhere], raws)
         if found != "settings":
             break
         await store.read_settings()
@@ -46,7 +58,7 @@ async def _piece(store: Store, outcomes: Sequence[Outcome], refused: list[Refusa
     return bool(more)
 
 
-def _packed(store: Store, outcome: Outcome, raws: list[bytes]) -> list[Any]:
+def _packed(store: Store, outcome: Outcome, far: Far, raws: list[bytes]) -> list[Any]:
     more: dict[str, Any] = {}
     if outcome.result is not None:
         more["result"] = outcome.result.decode()
@@ -68,6 +80,8 @@ def _packed(store: Store, outcome: Outcome, raws: list[bytes]) -> list[Any]:
             more["wrong"] = f"the task {outcome.then[place].id} that follows was refused: {error}"
         else:
             more["starts"] = batch.packed(raws)
+    if outcome.task in far.starts:
+        more["away"] = far.starts[outcome.task]
     return [outcome.task, outcome.worker, outcome.token, str(outcome.ending), more]
 
 

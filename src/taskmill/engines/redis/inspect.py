@@ -14,7 +14,7 @@ from taskmill.engines.rows import COMPLETED, ON_FAILURE, RUNNING, STATES, decode
 from taskmill.errors import Expired, InvalidInput, NotFound
 from taskmill.task import Attempt, EdgeResult, Gone, State, Task
 
-__all__ = ["attempts", "counts", "edges", "ended", "get", "items", "list_tasks", "matching", "workers"]
+__all__ = ["attempts", "counts", "edges", "ended", "get", "items", "list_tasks", "matching", "raws", "workers"]
 
 MOST_ROWS = 1_000
 LOOKED_AT = 10_000
@@ -30,7 +30,7 @@ async def now_of(store: Store) -> int:
     return int(seconds) * 1_000_000 + int(micros)
 
 
-async def _raws(store: Store, ids: Sequence[str], prefix: str = "t:") -> list[bytes | None]:
+async def raws(store: Store, ids: Sequence[str], prefix: str = "t:") -> list[bytes | None]:
     found: list[bytes | None] = []
     for first in range(0, len(ids), 500):
         found += await store.ask("MGET", *(store.key(prefix + id) for id in ids[first : first + 500]))
@@ -41,17 +41,17 @@ async def get(store: Store, ids: Sequence[str]) -> tuple[Task | Gone | None, ...
     if not ids:
         return ()
     now = await now_of(store)
-    raws = await _raws(store, ids)
-    missing = [id for id, raw in zip(ids, raws, strict=True) if raw is None]
-    known = dict(zip(missing, await _raws(store, missing, "known:"), strict=True)) if missing else {}
-    return tuple(task_of(id, raw, now) if raw is not None else _gone(id, known.get(id), now) for id, raw in zip(ids, raws, strict=True))
+    found = await raws(store, ids)
+    missing = [id for id, raw in zip(ids, found, strict=True) if raw is None]
+    known = dict(zip(missing, await raws(store, missing, "known:"), strict=True)) if missing else {}
+    return tuple(task_of(id, raw, now) if raw is not None else _gone(id, known.get(id), now) for id, raw in zip(ids, found, strict=True))
 
 
 def _gone(id: str, raw: bytes | None, now: int) -> Gone | None:
     if raw is None:
         return None
-    state, _, _, until = _decode(raw)
-    return Gone(id, None if state is False else STATES[state]) if until > now else None
+    state, _, _, until, *elsewhere = _decode(raw)
+    return Gone(id, None if state is False else STATES[state]) if until > now and not elsewhere else None
 
 
 # Listing
@@ -82,7 +82,7 @@ async def _page(store: Store, which: Filter, after: str | None, n: int) -> tuple
         found = await store.ask("ZREVRANGEBYSCORE", store.key("ids"), start, "-inf", "WITHSCORES", "LIMIT", 0, max(n, 100))
         pairs = list(zip(found[::2], found[1::2], strict=True))
         ids = [id.decode() for id, _ in pairs]
-        for id, (_, score), raw in zip(ids, pairs, await _raws(store, ids) if ids else [], strict=True):
+        for id, (_, score), raw in zip(ids, pairs, await raws(store, ids) if ids else [], strict=True):
             last = str(int(score))
             looked += 1
             task = None if raw is None else task_of(id, raw, now)
@@ -111,7 +111,7 @@ def _matches(task: Task, which: Filter) -> bool:
 
 
 async def attempts(store: Store, task: str) -> tuple[Attempt, ...]:
-    [raw] = await _raws(store, [task])
+    [raw] = await raws(store, [task])
     if raw is None:
         raise await missing(store, task)
     h, _ = parts(raw)
@@ -134,7 +134,7 @@ def _attempt(row: Sequence[Any]) -> Attempt:
 
 
 async def missing(store: Store, task: str) -> NotFound | Expired:
-    [raw] = await _raws(store, [task], "known:")
+    [raw] = await raws(store, [task], "known:")
     if _gone(task, raw, await now_of(store)) is not None:
         return Expired(f"the record of task {task} is gone", field="task", hint="it was pruned or deleted")
     return NotFound(f"there is no task {task}", field="task")
@@ -144,9 +144,9 @@ async def edges(store: Store, task: str, after: int, n: int) -> tuple[EdgeResult
     children = [child.decode() for child in await store.ask("ZRANGE", store.key(f"edge_order:{task}"), after, after + n - 1)]
     if not children:
         return ()
-    raws = await store.ask("HMGET", store.key(f"edges:{task}"), *children)
-    records = await _raws(store, children)
-    return tuple(_edge(child, _decode(raw), record) for child, raw, record in zip(children, raws, records, strict=True))
+    rows = await store.ask("HMGET", store.key(f"edges:{task}"), *children)
+    records = await raws(store, children)
+    return tuple(_edge(child, _decode(row), record) for child, row, record in zip(children, rows, records, strict=True))
 
 
 def _edge(child: str, row: Sequence[Any], record: bytes | None) -> EdgeResult:

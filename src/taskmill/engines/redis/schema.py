@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from taskmill.engines.redis.check import guard
-from taskmill.engines.redis.store import Store
+from taskmill.engines.redis.store import Shards
 from taskmill.engines.redis.target import Target
 from taskmill.errors import TaskmillError
 
@@ -40,8 +40,8 @@ class RedisSchema:
         return []
 
     async def _guard(self) -> None:
-        store = Store(self._target, None)
+        shards = Shards(self._target, None)
         try:
-            await guard(store)
+            await guard(shards)
         finally:
-            await store.close()
+            await shards.close()

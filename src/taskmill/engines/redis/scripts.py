@@ -33,6 +33,11 @@ USES = {
     "restore": ("place",),
     "listen": (),
     "counts": (),
+    "adopt": ("settings",),
+    "watch": ("place",),
+    "fell": (),
+    "attach": ("place",),
+    "yield": ("place",),
 }
 """What each verb needs beside what all of them begin with."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from taskmill import codec
 from taskmill.engine import Changed, Entry, Fired, Item, Joining, Moved, Record, Retention, Taken, Target, Term
+from taskmill.engines.redis.inspect import items
 from taskmill.engines.redis.records import Body, body_of
 from taskmill.engines.redis.store import Store
 from taskmill.engines.redis.submit import Batch
@@ -32,7 +34,7 @@ from taskmill.engines.settings import check_item
 from taskmill.errors import InvalidInput, NotFound, StaleTerm, StaleVersion, StoreError, TaskmillError
 from taskmill.task import NewTask, check_key, check_limit, check_name, check_range, check_settings, resolve
 
-__all__ = ["admin", "drop", "fire", "join", "move_types", "outbox", "prune", "put", "restore", "take"]
+__all__ = ["admin", "check_fire", "drop", "fire", "join", "last_fired", "move_types", "outbox", "prune", "put", "restore", "take"]
 
 ROUNDS = 20
 
@@ -54,7 +56,8 @@ async def drop(store: Store, kind: str, name: str, version: int | None) -> bool:
     return bool(found[0])
 
 
-async def join(store: Store, joining: Joining) -> None:
+async def join(store: Store, joining: Joining, *, declares: bool = True) -> None:
+    """`declares`: its settings too; they are shard 0's."""
     check_key(joining.worker, "worker", length=128)
     for queue in joining.queues:
         check_name(queue, "queues")
@@ -66,17 +69,21 @@ async def join(store: Store, joining: Joining) -> None:
     for kind, name, value in declared:
         check_item(kind, name, value)
     record = [list(joining.queues), sorted(joining.types), joining.lease, 0, dict(joining.info)]
-    sent = [[kind, name, value.decode()] for kind, name, value in declared]
-    await store.run("join", [joining.worker, record, list(joining.queues), joining.app, joining.version, sent, list(joining.schedules), store.mono()])
+    sent = [[kind, name, value.decode()] for kind, name, value in declared] if declares else []
+    schedules = list(joining.schedules) if declares else []
+    await store.run("join", [joining.worker, record, list(joining.queues), joining.app, joining.version, sent, schedules, store.mono()])
 
 
-async def fire(store: Store, schedule: str, version: int, tasks: Sequence[NewTask], next_at: int | None, term: Term) -> Fired:
+async def fire(store: Store, schedule: str, version: int, tasks: Sequence[NewTask], next_at: int | None, term: Term, *, made: str | None = None) -> Fired:
+    """`made`: the last task that was made for it in another shard."""
     for _ in range(ROUNDS):
         batches = [Batch(store.settings, (new,)) for new in tasks]
         raws: list[bytes] = []
         sent = [batch.packed(raws) for batch in batches if not batch.refused]
         found, answered = await store.run_raw(
-            "fire", [store.generation, schedule, version, sent, False if next_at is None else next_at, [term.role, term.holder, term.number]], raws
+            "fire",
+            [store.generation, schedule, version, sent, False if next_at is None else next_at, [term.role, term.holder, term.number], made or False],
+            raws,
         )
         if found != "settings":
             break
@@ -93,6 +100,24 @@ async def fire(store: Store, schedule: str, version: int, tasks: Sequence[NewTas
         batch = next((batch for new, batch in by_id.values() if new.id == answer[1]), rest[0])
         answers.append(batch.answers([answer], answered, durability)[0])
     return Fired(tuple(answers), version)
+
+
+async def check_fire(store: Store, schedule: str, version: int, term: Term) -> None:
+    """Refuse what `fire` would refuse, before anything is made."""
+    holder, number = await store.ask("HMGET", store.key(f"term:{term.role}"), "holder", "number")
+    if (holder or b"").decode() != term.holder or int(number or 0) != term.number:
+        raise _stale(term)
+    item = next((item for item in await items(store, "schedule") if item.name == schedule), None)
+    if item is None:
+        raise _unfired(schedule, version, term, "not_found")
+    if item.version != version:
+        raise _unfired(schedule, version, term, "stale_version", item.version)
+
+
+async def last_fired(store: Store, schedule: str) -> tuple[str, str | None]:
+    """What a schedule says of overlaps, and the last task that was made for it."""
+    values = {kind: {item.name: msgspec.json.decode(item.value) for item in await items(store, kind)}.get(schedule, {}) for kind in ("schedule", "fired")}
+    return values["schedule"].get("overlap", "allow"), values["fired"].get("last")
 
 
 def _unfired(schedule: str, version: int, term: Term, code: str, current: int = 0) -> TaskmillError:
@@ -133,21 +158,24 @@ def _hash(body: bytes) -> str:
     return codec.payload_hash(body_of(body).payload).hex()
 
 
-async def prune(store: Store, n: int, term: Term, retention: Retention) -> Moved:
-    """Records whose id stays known want the hash of their payload, which only we can make: they are asked for twice."""
+async def prune(store: Store, n: int, term: Term, retention: Retention) -> tuple[Moved, list[str]]:
+    """And the ids of which nothing is known any more. Records whose id stays known want the hash of their payload, which only we can make: they are
+    asked for twice."""
     kept = [retention.completed, retention.dead, retention.cancelled]
     hashes: dict[str, str] = {}
     n = min(n, 200)
     moved, more = 0, True
+    forgotten: list[str] = []
     for _ in range(2):
         found, raws = await store.run_raw("prune", [n - moved, [term.role, term.holder, term.number], kept, hashes])
         if found is False:
             raise _stale(term)
         moved, more = moved + found[0], bool(found[1])
+        forgotten += found[3] or ()
         if not found[2] or moved >= n:
             break
         hashes = {id: _hash(raws[number - 1]) for id, number in found[2]}
-    return Moved(moved, more)
+    return Moved(moved, more), forgotten
 
 
 async def admin(store: Store, verb: str, targets: Sequence[Target], *, from_start: bool = False) -> tuple[Changed, ...]:
@@ -199,10 +227,10 @@ async def move_types(store: Store, n: int) -> bool:
     return True
 
 
-async def restore(store: Store, records: Sequence[Record]) -> tuple[bool, ...]:
+async def restore(store: Store, records: Sequence[Record], elsewhere: Mapping[str, int] = MappingProxyType({})) -> tuple[bool, ...]:
     raws: list[bytes] = []
     sent = [_restored(record, raws) for record in records]
-    return tuple(await store.run("restore", sent, raws)) if sent else ()
+    return tuple(await store.run("restore", [sent, dict(elsewhere)], raws)) if sent else ()
 
 
 def _restored(record: Record, raws: list[bytes]) -> list[Any]:

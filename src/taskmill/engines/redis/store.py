@@ -1,4 +1,4 @@
-"""One store on a Redis server: its connections, its scripts, its clock, and the settings that submits go by."""
+"""A store on Redis: its shards, each with its keys and its scripts, and the settings that submits go by. One server has one shard."""
 
 from __future__ import annotations
 
@@ -8,102 +8,255 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from redis.asyncio import BlockingConnectionPool, Redis, SSLConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.crc import key_slot
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
+    ClusterDownError,
     ConnectionError,
     InvalidResponse,
+    MovedError,
     NoScriptError,
     ReadOnlyError,
     RedisError,
     ResponseError,
     TimeoutError,
+    TryAgainError,
 )
 
 from taskmill.clock import Clock, SystemClock
+from taskmill.engine import Durability
+from taskmill.engines.redis.nodes import Client, Nodes
 from taskmill.engines.redis.scripts import script
 from taskmill.engines.redis.target import Target
 from taskmill.engines.settings import Settings
-from taskmill.errors import AnswerLost, StoreError
+from taskmill.errors import AnswerLost, InvalidSettings, StoreError
 
-__all__ = ["Store", "translate"]
+__all__ = ["Shards", "Store", "translate"]
 
 HOT = ("type", "limit", "queue", "pause", "outbox")
-POOL = 10
+KEPT = frozenset({"submit", "reserve", "claim", "finish", "checkpoint", "signal", "admin", "put", "join", "lead", "fire", "take", "restore"})
+"""Steps whose answer says that what they wrote has come as far as it was asked to."""
+CONFIRMED = 2_000
+"""Milliseconds to wait for the disk or a replica."""
+MOVING = 0.05
+"""Seconds between two looks at a shard that is on its way to another server."""
+POSTED = b"\xc1"
+"""In front of an answer, where it is no MessagePack: the step left something for another shard."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
-class Store:
-    """Where scripts run. `clock` None: the server's own."""
+class Shards:
+    """All shards of a store. `clock` None: the servers' own."""
 
     def __init__(self, target: Target, clock: Clock | None) -> None:
         self.target = target
-        self.prefix = target.shard
+        self.nodes = Nodes(target)
         self.given = clock
         self.clock: Clock = clock or SystemClock()
         self.settings = Settings(())
         self.generation = -1
-        self.redis: Any = Redis(connection_pool=BlockingConnectionPool(max_connections=POOL, timeout=target.patience, **_of(target)))
+        self.items: list[tuple[str, bytes, bytes]] = []
+        """The settings as they are stored: kind, field, value."""
+        self.confirms: set[str] = {"never"}
+        """How the servers say that the disk has something: when `asked`, with every answer (`always`), or `never`."""
+        self.listed: set[int] = {0}
+        """Shards that are known to be in use."""
+        self.posting: set[Store] = set()
+        """Those in which a step of ours has left something for another shard."""
+        self._stores: dict[int, Store] = {}
 
-    def connection(self) -> Any:
+    def __getitem__(self, number: int) -> Store:
+        store = self._stores.get(number)
+        if store is None:
+            store = self._stores[number] = Store(self, number)
+        return store
+
+    async def read_settings(self) -> None:
+        """The settings in force, and their generation, which is read first: a change in between is noticed by the next step."""
+        first = self[0]
+        generation = int(await first.ask("GET", first.key("generation")) or 0)
+        rows: list[tuple[str, str, bytes]] = []
+        items: list[tuple[str, bytes, bytes]] = []
+        for kind in HOT:
+            found = await first.ask("HGETALL", first.key(f"items:{kind}"))
+            items += [(kind, field, value) for field, value in found.items()]
+            rows += sorted((kind, name, value) for name, value in in_force(found).items())
+        self.settings, self.items, self.generation = Settings(rows), items, generation
+
+    async def use(self, number: int) -> None:
+        """Something is about to lie in this shard: everybody knows of it, and it knows what to obey."""
+        first = self[0]
+        await first.ask("SADD", first.key("shards"), number)
+        await self[number].read_settings()
+        self.listed.add(number)
+
+    async def in_use(self) -> list[Store]:
+        """All shards that have been used."""
+        if self.target.shards == 1:
+            return [self[0]]
+        first = self[0]
+        found = {int(number) for number in await first.ask("SMEMBERS", first.key("shards"))} | {0}
+        return [self[number] for number in sorted(found)]
+
+    def check_durability(self, level: Durability) -> None:
+        """Refuse what these servers could never say."""
+        if level is Durability.FSYNC and "never" in self.confirms:
+            raise InvalidSettings(
+                f"{self.target} cannot say what its disk has",
+                code="contradiction",
+                field="durability",
+                hint="appendonly yes, with appendfsync always or Redis 7.2 and newer; or durability=local",
+            )
+
+    async def ask(self, key: str, *command: Any) -> Any:
+        """A command about a key that lies in no shard."""
+        return await self._asked(key_slot(key.encode()), lambda client: client.execute_command(*command))
+
+    async def _asked(self, slot: int, command: Any) -> Any:
+        """Its answer. Where nothing was done (somebody else has the slot, or it is on its way) it is asked again."""
+        nodes = self.nodes
+        try:
+            async with asyncio.timeout(self.target.patience) as limit:
+                while True:
+                    client = await nodes.find(slot)
+                    if nodes.moves:
+                        nodes.waits(limit, slot, client)
+                    try:
+                        return await command(client)
+                    except MovedError as error:
+                        nodes.moved(slot, (error.host or _host(client), error.port))
+                    except (AskError, TryAgainError, ClusterDownError):
+                        await asyncio.sleep(MOVING)
+                    finally:
+                        if nodes.moves:
+                            nodes.waited(limit)
+        except (ConnectionError, TimeoutError, ReadOnlyError, OSError) as error:
+            nodes.lost()
+            raise translate(error, self.target) from error
+        except (RedisError, builtins.TimeoutError) as error:
+            raise translate(error, self.target) from error
+
+    async def close(self) -> None:
+        await self.nodes.close()
+
+
+class Store:
+    """One shard: where scripts run."""
+
+    def __init__(self, shards: Shards, number: int) -> None:
+        self.shards = shards
+        self.number = number
+        self.target = shards.target
+        self.prefix = shards.target.shard(number)
+        self.slot = key_slot(self.prefix.encode())
+
+    @property
+    def settings(self) -> Settings:
+        return self.shards.settings
+
+    @property
+    def generation(self) -> int:
+        return self.shards.generation
+
+    @property
+    def given(self) -> Clock | None:
+        return self.shards.given
+
+    async def client(self) -> Client:
+        """Of its server, for those who listen."""
+        return await self.shards.nodes.find(self.slot)
+
+    async def connection(self) -> Client:
         """One for a reader that blocks; never of the pool."""
-        return Redis(**_of(self.target), single_connection_client=True)
+        return self.shards.nodes.connection(await self.client())
 
     def key(self, name: str) -> str:
         return self.prefix + name
 
     def now(self) -> str:
         """What a script is told of the time; empty: it asks the server."""
-        return "" if self.given is None else str(self.given.now())
+        given = self.shards.given
+        return "" if given is None else str(given.now())
 
     def mono(self) -> int:
-        return 0 if self.given is None else self.given.monotonic()
+        given = self.shards.given
+        return 0 if given is None else given.monotonic()
 
-    async def run(self, name: str, arguments: Any, raws: Sequence[bytes] = ()) -> Any:
+    async def run(self, name: str, arguments: Any, raws: Sequence[bytes] = (), *, durability: Durability | None = None) -> Any:
         """A script's answer."""
-        return (await self.run_raw(name, arguments, raws))[0]
+        return (await self.run_raw(name, arguments, raws, durability=durability))[0]
 
-    async def run_raw(self, name: str, arguments: Any, raws: Sequence[bytes] = ()) -> tuple[Any, list[bytes]]:
-        """A script's answer, and the strings in it that are no text; they are named by their number, from 1."""
+    async def run_raw(self, name: str, arguments: Any, raws: Sequence[bytes] = (), *, durability: Durability | None = None) -> tuple[Any, list[bytes]]:
+        """A script's answer, and the strings in it that are no text; they are named by their number, from 1. It names two keys, of which there is none: so
+        a server that has given some of this shard away already refuses it, before it has begun."""
         wanted = script(name)
-        given = (1, self.prefix, _encode(arguments), self.now(), *raws)
+        given = (2, self.prefix, self.prefix + "-", _encode(arguments), self.now(), *raws)
+        level = (durability or self.target.durability) if name in KEPT else Durability.LOCAL
+        waits = level is Durability.REPLICATED or (level is Durability.FSYNC and "asked" in self.shards.confirms)
+        ask = self._ask_and_wait(level) if waits else self.ask
         try:
-            answer = await self.ask("EVALSHA", wanted.sha, *given)
+            answer = await ask("EVALSHA", wanted.sha, *given)
         except StoreError as error:
             if not isinstance(error.__cause__, NoScriptError):
                 raise
-            answer = await self.ask("EVAL", wanted.text, *given)
-        return (_decode(answer), []) if isinstance(answer, bytes) else (_decode(answer[0]), answer[1:])
+            answer = await ask("EVAL", wanted.text, *given)
+        first, rest = (answer, []) if isinstance(answer, bytes) else (answer[0], answer[1:])
+        if first[:1] == POSTED:
+            self.shards.posting.add(self)
+            first = first[1:]
+        return _decode(first), rest
 
     async def ask(self, *command: Any) -> Any:
-        try:
-            async with asyncio.timeout(self.target.patience):
-                return await self.redis.execute_command(*command)
-        except (RedisError, OSError, builtins.TimeoutError) as error:
-            raise translate(error, self.target) from error
+        return await self.shards._asked(self.slot, lambda client: client.execute_command(*command))
+
+    def _ask_and_wait(self, level: Durability) -> Any:
+        """The command, and behind it on the same connection the wait for the disk or a replica. A write of our own stands between them: a step that was
+        repeated writes nothing, and what it found must have come as far."""
+        wait = ("WAIT", 1, CONFIRMED) if level is Durability.REPLICATED else ("WAITAOF", 1, 0, CONFIRMED)
+
+        async def asked(client: Client, command: tuple[Any, ...]) -> list[Any]:
+            pipe = client.pipeline(transaction=False)
+            for each in (command, ("INCR", self.key("waited_for")), wait):
+                pipe.execute_command(*each)
+            found: list[Any] = await pipe.execute(raise_on_error=False)
+            if isinstance(found[0], Exception):
+                raise found[0]
+            return found
+
+        async def ask(*command: Any) -> Any:
+            answer, _, confirmed = await self.shards._asked(self.slot, lambda client: asked(client, command))
+            if isinstance(confirmed, list):
+                confirmed = confirmed[0]
+            if isinstance(confirmed, Exception) or confirmed < 1:
+                where = "a replica has it" if level is Durability.REPLICATED else "the disk has it"
+                raise AnswerLost(
+                    f"{self.target} did not say in time that {where}",
+                    code="durability_unconfirmed",
+                    hint="it is done on the server and may be lost with it: ask again, with the same ids",
+                )
+            return answer
+
+        return ask
 
     async def read_settings(self) -> None:
-        """The settings in force, and their generation, which is read first: a change in between is noticed by the next step."""
-        generation = int(await self.ask("GET", self.key("generation")) or 0)
-        rows: list[tuple[str, str, bytes]] = []
-        for kind in HOT:
-            found = await self.ask("HGETALL", self.key(f"items:{kind}"))
-            rows += sorted((kind, name, value) for name, value in in_force(found).items())
-        self.settings, self.generation = Settings(rows), generation
+        """Those in force, also for the steps of this shard."""
+        await self.shards.read_settings()
+        if self.number:
+            await self.adopt()
 
-    async def close(self) -> None:
-        await self.redis.aclose()
-        await self.redis.connection_pool.disconnect()
+    async def adopt(self) -> None:
+        """This shard obeys the settings as we have read them, unless it knows newer ones."""
+        shards = self.shards
+        sent = [[kind, field.decode(), number] for number, (kind, field, _) in enumerate(shards.items, 1)]
+        heard = int(await shards[0].ask("GET", shards[0].key("listen")) or 0)
+        await self.run("adopt", [shards.generation, sent, shards.target.shards, heard], [value for _, _, value in shards.items])
 
 
-def _of(target: Target) -> dict[str, Any]:
-    """No timeouts of the driver's own: in Python 3.11 they lose a cancel that comes at the wrong moment. And no repeats: we know what may be repeated."""
-    given = target.arguments() | {"retry": Retry(NoBackoff(), 0), "socket_timeout": None, "socket_connect_timeout": None, "protocol": 2}
-    return given | ({"connection_class": SSLConnection} if target.tls else {})
+def _host(client: Client) -> str:
+    return str(client.connection_pool.connection_kwargs["host"])
 
 
 class StoredItem(msgspec.Struct, array_like=True, frozen=True):

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from taskmill import codec
 from taskmill.engine import Durability, Status, Submitted
-from taskmill.engines.redis.records import Body, body_of
+from taskmill.engines.redis.inspect import get, now_of, raws
+from taskmill.engines.redis.records import Body, body_of, parts
 from taskmill.engines.redis.store import Store
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, UNIQUE_ENDED, UNIQUE_STARTED, encode_meta, encode_retry
 from taskmill.engines.settings import Settings
 from taskmill.errors import Conflict, InvalidInput, NotFound, RateLimited, StoreError, TaskmillError
-from taskmill.task import NewTask, OnLimit, Resolved, check_id, check_limit, resolve
+from taskmill.task import TERMINAL, NewTask, OnLimit, Resolved, Task, check_id, check_limit, resolve
 
-__all__ = ["Batch", "refusal", "submit"]
+__all__ = ["Batch", "is_valid", "key_holder", "known_elsewhere", "refusal", "refused", "submit"]
 
 PIECE = 200
 """Tasks of one script."""
@@ -25,31 +27,42 @@ ROUNDS = 20
 _encode = msgspec.msgpack.Encoder().encode
 
 
-async def submit(store: Store, tasks: Sequence[NewTask], *, unseal: Sequence[str] = (), reserved: bool = False) -> list[Submitted]:
+async def submit(
+    store: Store,
+    tasks: Sequence[NewTask],
+    *,
+    unseal: Sequence[str] = (),
+    reserved: bool = False,
+    durability: Durability | None = None,
+    elsewhere: Mapping[str, int] = MappingProxyType({}),
+) -> list[Submitted]:
+    """`elsewhere`: tasks that these wait for and that live in other shards, each with its own."""
+    level = durability or store.target.durability
+    store.shards.check_durability(level)
     if reserved:
-        return await _reserve(store, tasks)
+        return await _reserve(store, tasks, level)
     opened = [check_id(task, "unseal") for task in unseal]
     linked = bool(opened) or any(new.edges or new.parent for new in tasks)
     size = max(len(tasks), 1) if linked else PIECE
     answers: list[Submitted] = []
     for first in range(0, max(len(tasks), 1), size):
-        answers += await _piece(store, tasks[first : first + size], opened)
+        answers += await _piece(store, tasks[first : first + size], opened, level, elsewhere)
     return answers
 
 
-async def _piece(store: Store, tasks: Sequence[NewTask], unseal: list[str]) -> list[Submitted]:
+async def _piece(store: Store, tasks: Sequence[NewTask], unseal: list[str], level: Durability, elsewhere: Mapping[str, int]) -> list[Submitted]:
     for _ in range(ROUNDS):
         batch = Batch(store.settings, tasks)
         if not (batch.places or batch.refused or unseal):
-            return batch.answers([], [], store.target.durability)
+            return batch.answers([], [], level)
         sent: list[bytes] = []
-        found, raws = await store.run_raw("submit", [store.generation, batch.packed(sent), unseal], sent)
+        found, stored = await store.run_raw("submit", [store.generation, batch.packed(sent), unseal, dict(elsewhere)], sent, durability=level)
         if found == "settings":
             await store.read_settings()
         elif found and found[0] == "unknown":
             raise NotFound(f"there is no task {found[1]}", field="unseal")
         else:
-            return batch.answers(found or [], raws, store.target.durability)
+            return batch.answers(found or [], stored, level)
     raise StoreError("the settings change all the time", code="store_busy", hint="nothing was written, ask again")
 
 
@@ -170,6 +183,8 @@ def _answer(new: NewTask, answer: Sequence[Any], raws: Sequence[bytes], durabili
         case "rejected":
             error = RateLimited("over its limit when it was submitted", hint="submit it later, or let it wait with on_limit=delay")
             return Submitted(Status.REJECTED, first, durability, False, error)
+        case "elsewhere":
+            raise StoreError(f"the id {first} was given to a task of another queue just now", code="store_busy", hint="ask again")
     return Submitted(Status.REFUSED, new.id, durability, False, refusal(code, message))
 
 
@@ -178,6 +193,45 @@ def refusal(code: str, message: str) -> TaskmillError:
         hint = "submit it sealed, and unseal it with the last of its children"
         return Conflict(f"task {message} has no seal: it cannot wait for more", code=code, field="parent", hint=hint)
     return NotFound(f"there is no task {message} to wait for", code="unknown_edge", field="edges", hint="submit it first, or in the same batch")
+
+
+def is_valid(new: NewTask, settings: Settings) -> bool:
+    """Whether it gets as far as the store."""
+    try:
+        resolve(new, settings.types.get(new.type))
+    except TaskmillError:
+        return False
+    return True
+
+
+def refused(settings: Settings, tasks: Sequence[NewTask], places: Sequence[int], durability: Durability | None) -> dict[int, Submitted]:
+    """Those of a batch that are not sent at all, by their place."""
+    level = durability or Durability.LOCAL
+    found = Batch(settings, tasks).refused
+    return {places[place]: Submitted(Status.REFUSED, tasks[place].id, level, False, error) for place, error in found.items()}
+
+
+async def key_holder(store: Store, new: NewTask) -> str | None:
+    """The task that has its idempotency key already."""
+    if new.idempotency_key is None:
+        return None
+    raw = await store.ask("GET", store.key(f"d:{new.tenant}\t{new.type}\t{new.idempotency_key}"))
+    if raw is None:
+        return None
+    first, _, until = msgspec.msgpack.decode(raw)
+    [task] = await get(store, [first])
+    live = isinstance(task, Task) and task.state not in TERMINAL
+    return str(first) if live or until > await now_of(store) else None
+
+
+async def known_elsewhere(store: Store, new: NewTask) -> Submitted:
+    """The answer for a task whose id is another's, of this shard."""
+    level = store.target.durability
+    [raw], [known] = await raws(store, [new.id]), await raws(store, [new.id], "known:")
+    if raw is not None:
+        return _compared(new.id, level, same=_same(new, parts(raw)[1].payload))
+    same = known is None or msgspec.msgpack.decode(known)[2] == codec.payload_hash(new.payload).hex()
+    return _compared(new.id, level, same=same)
 
 
 def _compared(first: str, durability: Durability, *, same: bool) -> Submitted:
@@ -198,16 +252,15 @@ def _same(new: NewTask, payload: bytes) -> bool:
     return payload == new.payload or codec.payload_hash(payload) == codec.payload_hash(new.payload)
 
 
-async def _reserve(store: Store, tasks: Sequence[NewTask]) -> list[Submitted]:
+async def _reserve(store: Store, tasks: Sequence[NewTask], level: Durability) -> list[Submitted]:
     """Ids and keys are remembered, for a log that will bring the tasks."""
     window = 72 * 3_600_000_000
     sent = [
         [check_id(new.id), new.tenant, new.type, new.idempotency_key or False, codec.payload_hash(new.payload).hex(), new.idempotency_window or window]
         for new in tasks
     ]
-    durability = store.target.durability
     answers = []
-    for status, first, reserved in await store.run("reserve", sent):
+    for status, first, reserved in await store.run("reserve", sent, durability=level):
         error = Conflict(f"task {first} has the same key and another payload", field="payload") if status == "conflict" else None
-        answers.append(Submitted(Status(status), first, durability, reserved, error))
+        answers.append(Submitted(Status(status), first, level, reserved, error))
     return answers

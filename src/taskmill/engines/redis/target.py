@@ -1,12 +1,15 @@
-"""What a URL of Redis says: the server, who asks it, the prefix of every key, and how far an acknowledged write must have come.
+"""What a URL of Redis says: the servers, who asks them, the prefix of every key, and how far an acknowledged write must have come.
 
-redis://user:password@host:port/database?prefix=tm&durability=local&busy_timeout=30s
+redis://user:password@host:port/database?prefix=tm&durability=local&busy_timeout=30s      one server
+redis://user:password@one:26379,two:26379/0?sentinel=name                                 the primary that Sentinels name
+redis://user:password@one:7000,two:7001/?cluster=true                                     a Cluster
 """
 
 from __future__ import annotations
 
-from typing import Any
-from urllib.parse import unquote, urlsplit
+import re
+from typing import Any, NoReturn
+from urllib.parse import unquote
 
 from msgspec import Struct
 
@@ -16,33 +19,43 @@ from taskmill.engine import Durability
 from taskmill.errors import InvalidSettings
 from taskmill.task import check_name
 
-__all__ = ["PORT", "PREFIX", "Target", "parse"]
+__all__ = ["PORT", "PREFIX", "SHARDS", "Target", "parse"]
 
 PORT = 6379
+SENTINEL_PORT = 26379
 PREFIX = "tm"
+SHARDS = 1_024
+"""Of a store on a Cluster; one server has one."""
 
 
 class Target(Struct, frozen=True, kw_only=True):
     """Where a store is and how it is used. Its text names it for people, without the password."""
 
-    host: str
-    port: int = PORT
+    hosts: tuple[tuple[str, int], ...]
     user: str | None = None
     password: Secret | None = None
     database: int = 0
     prefix: str = PREFIX
     tls: bool = False
+    sentinel: str | None = None
+    """The name under which the servers at `hosts`, which are Sentinels then, know the primary."""
+    cluster: bool = False
     durability: Durability = Durability.LOCAL
-    """How far an acknowledged write must have come; so far this version can say no more than `local`."""
+    """How far a write must have come before it is acknowledged."""
     busy_timeout: int = 30 * SECOND
 
     def __str__(self) -> str:
-        return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}/{self.database}?prefix={self.prefix}"
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        more = f"&sentinel={self.sentinel}" if self.sentinel else "&cluster=true" if self.cluster else ""
+        return f"{'rediss' if self.tls else 'redis'}://{hosts}/{self.database}?prefix={self.prefix}{more}"
 
     @property
-    def shard(self) -> str:
+    def shards(self) -> int:
+        return SHARDS if self.cluster else 1
+
+    def shard(self, number: int) -> str:
         """The prefix of all keys of a shard, with its hash tag: on Cluster they lie in one slot."""
-        return f"{self.prefix}:{{0}}:"
+        return f"{self.prefix}:{{{number}}}:"
 
     @property
     def patience(self) -> float:
@@ -50,8 +63,8 @@ class Target(Struct, frozen=True, kw_only=True):
         return max(self.busy_timeout, SECOND) / SECOND
 
     def arguments(self) -> dict[str, Any]:
-        """What a connection of redis-py is given."""
-        given: dict[str, Any] = {"host": self.host, "port": self.port, "db": self.database}
+        """What a connection of redis-py is given, beside the server."""
+        given: dict[str, Any] = {} if self.cluster else {"db": self.database}
         if self.user is not None:
             given["username"] = self.user
         if self.password is not None:
@@ -59,28 +72,65 @@ class Target(Struct, frozen=True, kw_only=True):
         return given
 
 
-def parse(url: str, *, busy_timeout: int = 30 * SECOND) -> Target:
-    parts = urlsplit(url)
+def parse(url: str, *, durability: Durability | None = None, busy_timeout: int = 30 * SECOND) -> Target:
+    """What a URL says; what it says itself goes before the arguments."""
     parameters = url_parameters(url)
-    database = parts.path.strip("/") or "0"
-    if not database.isdecimal():
-        raise InvalidSettings(f"{database[:40]!r} is no number of a database", code="invalid_url", field="url", hint="redis://host:6379/0")
-    for name in ("cluster", "sentinel"):
-        if name in parameters:
-            raise InvalidSettings(f"{name}= is not part of this version", code="unknown_engine", field="url", hint="name one server: redis://host:6379/0")
-    if parameters.get("durability", Durability.LOCAL) != Durability.LOCAL:
-        raise InvalidSettings(
-            "Redis gives no more than durability=local in this version", code="contradiction", field="durability", hint="use PostgreSQL or SQLite for more"
-        )
+    scheme, _, rest = url.partition("://")
+    authority, _, path = rest.partition("?")[0].partition("/")
+    userinfo, _, places = authority.rpartition("@")
+    user, _, password = userinfo.partition(":")
+    sentinel, cluster = parameters.get("sentinel"), _yes(parameters, "cluster")
+    if sentinel and cluster:
+        _refuse("contradiction", "a store is on a Cluster or behind Sentinels, not both", "keep cluster= or sentinel=")
+    database = _database(path)
+    if cluster and database:
+        _refuse("contradiction", "a Cluster has no databases but 0", "leave the number out, and tell stores apart by prefix=")
     if "busy_timeout" in parameters:
         busy_timeout = duration(parameters["busy_timeout"], field="busy_timeout")
+    hosts = tuple(_host(place, SENTINEL_PORT if sentinel else PORT) for place in (places or "127.0.0.1").split(","))
+    if len(hosts) > 1 and not (sentinel or cluster):
+        _refuse("contradiction", "the URL names several servers", "say what they are: ?cluster=true, or ?sentinel=NAME of the primary")
     return Target(
-        host=parts.hostname or "127.0.0.1",
-        port=parts.port or PORT,
-        user=None if not parts.username else unquote(parts.username),
-        password=None if not parts.password else Secret(unquote(parts.password)),
-        database=int(database),
+        hosts=hosts,
+        user=unquote(user) or None,
+        password=Secret(unquote(password)) if password else None,
+        database=database,
         prefix=check_name(parameters.get("prefix", PREFIX), "prefix"),
-        tls=parts.scheme == "rediss",
+        tls=scheme == "rediss",
+        sentinel=sentinel,
+        cluster=cluster,
+        durability=_durability(parameters.get("durability", durability or Durability.LOCAL)),
         busy_timeout=busy_timeout,
     )
+
+
+def _host(place: str, standard: int) -> tuple[str, int]:
+    found = re.fullmatch(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>\d{1,5}))?", place)
+    port = int(found["port"] or standard) if found else 0
+    if found is None or not 1 <= port <= 65_535:
+        _refuse("invalid_url", "host and port of the URL cannot be read", "redis://host:6379/0")
+    return unquote(found["six"] or found["host"]), port
+
+
+def _database(path: str) -> int:
+    text = path.strip("/") or "0"
+    if not text.isdecimal():
+        _refuse("invalid_url", f"{text[:40]!r} is no number of a database", "redis://host:6379/0")
+    return int(text)
+
+
+def _yes(parameters: dict[str, str], name: str) -> bool:
+    word = parameters.get(name, "false")
+    if word not in ("true", "false"):
+        _refuse("invalid_value", f"{name} is true or false", f"?{name}=true")
+    return word == "true"
+
+
+def _durability(word: str) -> Durability:
+    if word not in tuple(Durability):
+        raise InvalidSettings(f"there is no durability {word[:40]!r}", code="invalid_value", field="durability", hint="local, fsync or replicated")
+    return Durability(word)
+
+
+def _refuse(code: str, message: str, hint: str) -> NoReturn:
+    raise InvalidSettings(message, code=code, field="url", hint=hint)

@@ -27,6 +27,8 @@ __all__ = ["Events", "Hints", "Waiters", "Wakes", "listen"]
 POLL = 0.5
 BLOCK = 0.5
 """Seconds of one blocking read: so long does its end take."""
+DEAF = 5.0
+"""Seconds after which a server that has not even said that there is nothing is looked for anew."""
 KEPT = 60 * SECOND
 
 _decode = msgspec.msgpack.Decoder().decode
@@ -41,8 +43,8 @@ class Wakes:
         self._hints: set[Hints] = set()
         self._reader: asyncio.Task[None] | None = None
 
-    def listen(self) -> Hints:
-        hints = Hints(self)
+    def listen(self, heard: asyncio.Event | None = None) -> Hints:
+        hints = Hints(self, heard or asyncio.Event())
         self._hints.add(hints)
         if self._reader is None:
             self._reader = asyncio.create_task(self._read())
@@ -60,39 +62,48 @@ class Wakes:
             await asyncio.wait([reader])
 
     async def _read(self) -> None:
-        connection = self._store.connection()
+        connection: Any = None
         try:
             while self._reader is not None and self._hints:
                 try:
+                    connection = connection or await self._store.connection()
                     found = await self._take(connection)
-                except (RedisError, StoreError):
+                except (RedisError, StoreError, OSError, TimeoutError):
+                    await _dropped(connection)
+                    connection = None
                     await asyncio.sleep(POLL)
                     found = True  # what was said meanwhile was not heard
                 if found:
                     for hints in self._hints:
                         hints.tell()
         finally:
-            with contextlib.suppress(RedisError):
-                await connection.aclose()
+            await _dropped(connection)
 
     async def _take(self, connection: Any) -> bool:
         keys = [self._store.key(f"wake:{queue}") for queue in await self._known()]
         if not keys:
             await asyncio.sleep(0.05)
             return False
-        return await connection.blpop(keys, timeout=BLOCK) is not None
+        async with asyncio.timeout(DEAF):
+            return await connection.blpop(keys, timeout=BLOCK) is not None
 
     async def _known(self) -> Sequence[str]:
         queues = self._queues()
         return queues or sorted(queue.decode() for queue in await self._store.ask("SMEMBERS", self._store.key("queues")))
 
 
+async def _dropped(connection: Any) -> None:
+    if connection is not None:
+        with contextlib.suppress(RedisError, OSError):
+            await connection.aclose()
+
+
 class Hints:
     """That there may be work."""
 
-    def __init__(self, wakes: Wakes) -> None:
+    def __init__(self, wakes: Wakes, heard: asyncio.Event) -> None:
         self._wakes = wakes
-        self._heard = asyncio.Event()
+        self._heard = heard
 
     def tell(self) -> None:
         self._heard.set()
@@ -145,12 +156,14 @@ class Waiters:
 
     async def _look(self) -> None:
         store = self._store
-        hints = store.redis.pubsub(ignore_subscribe_messages=True)
+        hints: Any = None
         renewed = 0.0
         try:
-            await hints.subscribe(store.key("hints"))
             while self._waiting:
                 try:
+                    if hints is None:
+                        hints = (await store.client()).pubsub(ignore_subscribe_messages=True)
+                        await hints.subscribe(store.key("hints"))
                     now = asyncio.get_running_loop().time()
                     if now - renewed > KEPT / SECOND / 4:
                         renewed = now
@@ -159,12 +172,13 @@ class Waiters:
                         if state is not None:
                             self._tell(task, state)
                     await hints.get_message(timeout=POLL)
-                except (RedisError, StoreError):
+                except (RedisError, StoreError, OSError):
+                    await _dropped(hints)
+                    hints = None
                     await asyncio.sleep(POLL)
         finally:
             self._watch = None
-            with contextlib.suppress(RedisError):
-                await hints.aclose()
+            await _dropped(hints)
 
     def _tell(self, task: str, state: State) -> None:
         for future in self._waiting.get(task, ()):
@@ -191,7 +205,7 @@ class Events:
         self._store = store
         self._last = last
         self._told: deque[Event] = deque()
-        self._connection = store.connection()
+        self._connection: Any = None
         self._renewed = asyncio.get_running_loop().time()
 
     def __aiter__(self) -> Events:
@@ -209,8 +223,11 @@ class Events:
     async def _look(self) -> None:
         key = self._store.key("events")
         try:
+            self._connection = self._connection or await self._store.connection()
             found = await self._connection.xread({key: f"{self._last}-1"}, count=1_000, block=int(POLL * 1_000))
-        except RedisError as error:
+        except (RedisError, OSError) as error:
+            await _dropped(self._connection)
+            self._connection = None
             raise translate(error, self._store.target) from error
         entries = found[0][1] if found else []
         for number, fields in entries:
@@ -222,5 +239,4 @@ class Events:
             self._told.append(Event(kind=Kind(kind), subject=subject, version=version, at=at, data=data or {}))
 
     async def aclose(self) -> None:
-        with contextlib.suppress(RedisError):
-            await self._connection.aclose()
+        await _dropped(self._connection)

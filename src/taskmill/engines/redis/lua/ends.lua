@@ -56,7 +56,7 @@ function M.purge(h, hash)
   end
   for _, child in ipairs(call('ZRANGE', P .. 'edge_order:' .. h.id, 0, -1)) do call('ZREM', P .. 'waiters:' .. child, h.id) end
   local keys = {}
-  for _, name in ipairs({'edges:', 'edge_order:', 'attempts:', 'checkpoints:', 'signals:', 'signal_ids:', 'waiters:'}) do keys[#keys + 1] = P .. name .. h.id end
+  for _, name in ipairs({'edges:', 'edge_order:', 'attempts:', 'checkpoints:', 'signals:', 'signal_ids:', 'waiters:', 'watchers:'}) do keys[#keys + 1] = P .. name .. h.id end
   call('UNLINK', unpack(keys))
   call('ZREM', P .. 'ended:' .. h[F.state], h.id)
   call('ZREM', P .. 'ids', h.id)

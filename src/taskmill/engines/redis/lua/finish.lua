@@ -1,10 +1,12 @@
 -- Finish: every ending of an attempt, applied only under its current lease.
--- A: {generation, outcomes}; an outcome is {task, worker, token, ending, more}, more a map of what few have: result, error, after, signals, seen, tasks,
--- on_failure, deadline, started_after, starts (a batch, see place.lua), wrong (why what follows cannot be started)
+-- A: {generation, outcomes, elsewhere (id -> shard)}; an outcome is {task, worker, token, ending, more}, more a map of what few have: result, error, after, signals, seen, tasks,
+-- on_failure, deadline, started_after, starts (a batch, see place.lua), away (what is started in other shards), wrong (why what follows
+-- cannot be started)
 -- answers 'settings', or {more, {{place, code, message}, …}, {{task, state}, …}}: the refused, and those that came to another state than asked for
 
 if settings_have_changed(A[1]) then return pack('settings') end
 
+elsewhere = A[3]
 local OUTCOMES = {retry = 'failed', snoozed = 'snoozed', waiting = 'waiting', released = 'released', crashed = 'crashed'}
 local ENDED = {completed = COMPLETED, dead = DEAD, cancelled = CANCELLED}
 local refused, instead = {}, {}
@@ -136,6 +138,7 @@ local function apply(o)
   end
   local wrong, b = judge(o)
   if wrong then return wrong end
+  if o[5].away then S.post(SHARD, 'start', {o[5].away}) end
   local children = {}
   if b and o[4] == 'waiting' then  -- they are there before the wait for them begins
     B.store(b)

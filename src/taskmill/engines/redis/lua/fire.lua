@@ -1,5 +1,5 @@
 -- A schedule's tasks exist, once each by id, and it is advanced.
--- A: {generation, schedule, version, batches (one task each), next_at|false, term, fired}   answers 'settings', {false, code, version}, or {true, answers}
+-- A: {generation, schedule, version, batches (one task each), next_at|false, term, made|false: the last task that was made for it in other shards}   answers 'settings', {false, code, version}, or {true, answers}
 
 if settings_have_changed(A[1]) then return pack('settings') end
 if not term_stands(A[6]) then return pack({false, 'stale_term'}) end
@@ -12,6 +12,7 @@ local state = fired and cjson.decode(fired[1]) or {}
 local setting = cjson.decode(item[1])
 local overlap, last, answers = setting.overlap or 'allow', state.last, {}
 if last == cjson.null then last = nil end
+if A[7] then last = A[7] end
 
 for _, batch in ipairs(A[4]) do
   local id = batch[2][1][1]
@@ -33,7 +34,7 @@ for _, batch in ipairs(A[4]) do
     if b.answers[1][1] ~= 'refused' then last = b.answers[1][2] end
   end
 end
-local fired_at = #A[4] > 0 and S.now or state.fired_at  -- without tasks, its next time was only found out
+local fired_at = (#A[4] > 0 or A[7]) and S.now or state.fired_at  -- without tasks, its next time was only found out
 local facts = {
   '"next_at":' .. (A[5] and int(A[5]) or 'null'), '"last":' .. (last and cjson.encode(last) or 'null'),
   '"cron":' .. (setting.cron and cjson.encode(setting.cron) or 'null'),

@@ -1,5 +1,5 @@
 -- One write: the worker lives, and holds exactly these leases of its requests up to this one.
--- A: {worker, request, tokens, beat}   answers {known, lost, cancelled, command|false}
+-- A: {worker, request, tokens, beat}   answers {known, lost, cancelled, command|false, shards it is served by|false}
 
 local worker = A[1]
 if call('HEXISTS', P .. 'workers', worker) == 0 then return pack({false}) end
@@ -29,4 +29,4 @@ if unnamed then
   M.settle()
 end
 local command = I.value('worker', worker)
-return done(pack({true, lost, cancelled, command or false}))
+return done(pack({true, lost, cancelled, command or false, call('HGET', P .. 'served', worker)}))

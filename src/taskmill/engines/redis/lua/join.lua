@@ -23,5 +23,5 @@ for _, queue in ipairs(A[3]) do
   call('SADD', P .. 'queues', queue)
   S.wake(queue)
 end
-S.tell('worker.joined', A[1], 0)
+if SHARD == 0 then S.tell('worker.joined', A[1], 0) end
 return done(pack(true))

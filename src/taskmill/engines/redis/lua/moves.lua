@@ -4,7 +4,7 @@
 -- q:<queue>:<p>  the plain line: what is ready and what will be, by when         l:<lane>:<p>  what is ready in a lane
 -- due            what time alone makes ready or ends the wait of                run:<worker>  its leases, by request
 
-local M = {freed = {}, stirred = {}, fallen = {}}
+local M = {freed = {}, stirred = {}, fallen = {}}  -- fallen: {child, state, far, result}
 
 local SLICE = 250  -- edges applied in one step
 
@@ -130,6 +130,15 @@ function M.finish(h, state, o)
   local owed = {id = h.id, type = h[F.type], queue = h[F.queue], state = STATES[state], version = h[F.version]}
   S.owe('ended', h.id, owed)
   if state == DEAD then S.owe('dead', h.id, owed) end
+  if band(h[F.flags], WATCHED) ~= 0 then M.tell_watchers(h) end
+end
+
+-- Shards whose tasks wait for this one, each with the name under which it is waited for there.
+function M.tell_watchers(h)
+  for _, watcher in ipairs(call('SMEMBERS', P .. 'watchers:' .. h.id)) do
+    local shard, name = string.match(watcher, '^(%d+):(.*)$')
+    S.post(tonumber(shard), 'fell', {name, h[F.state], h[F.result]})
+  end
 end
 
 -- Cancelled; a task that must unwind becomes ready to do so instead. Answers the state it came to.
@@ -185,6 +194,10 @@ function M.add_edge(h, child, state, on_failure)
   h[F.flags] = bor(h[F.flags], EDGES)
   if not fallen then h[F.open_edges] = h[F.open_edges] + 1 end
   R.touch(h)
+  if elsewhere[child] then
+    S.post(elsewhere[child], 'watch', {child})
+    return fallen
+  end
   local c = R.get(child)
   if c and band(c[F.flags], WAITED) == 0 then
     c[F.flags] = bor(c[F.flags], WAITED)
@@ -193,8 +206,9 @@ function M.add_edge(h, child, state, on_failure)
   return fallen
 end
 
--- Edges of a child that ended in this state fall: those numbered behind `after`, up to n. How many were looked at, and the last.
-local function fall(child, state, after, n)
+-- Edges of a child that ended in this state fall: those numbered behind `after`, up to n. How many were looked at, and the last. The result of one that lives
+-- in another shard is kept with the edge.
+local function fall(child, state, after, n, far, result)
   local found = call('ZRANGEBYSCORE', P .. 'waiters:' .. child, '(' .. int(after), '+inf', 'WITHSCORES', 'LIMIT', 0, n)
   local last = after
   for i = 1, #found, 2 do
@@ -203,6 +217,7 @@ local function fall(child, state, after, n)
     local edge = M.edge(waiter, child)
     if edge and not edge[3] and (state == COMPLETED or edge[2] ~= HOLDS) then
       edge[3] = state
+      if far then edge[4], edge[5] = result, true end
       M.set_edge(waiter, child, edge)
       local h = R.get(waiter)
       if h then
@@ -228,19 +243,19 @@ function M.fall_slice()
     for _, pair in ipairs(M.fallen) do
       local h = R.get(pair[1])
       call('ZADD', P .. 'falling', h and h[F.seq] or 0, pair[1])
-      call('HSET', P .. 'fallen', pair[1], pack({pair[2], 0}))
+      call('HSET', P .. 'fallen', pair[1], pack({pair[2], 0, pair[3] or false, pair[4] or false}))
     end
     M.fallen = {}
     local child = call('ZRANGE', P .. 'falling', 0, 0)[1]
     if not child then return false end
     if budget <= 0 then return true end
     local state = cmsgpack.unpack(call('HGET', P .. 'fallen', child))
-    local n, last = fall(child, state[1], state[2], budget)
+    local n, last = fall(child, state[1], state[2], budget, state[3], state[4])
     if n < budget then
       call('ZREM', P .. 'falling', child)
       call('HDEL', P .. 'fallen', child)
     else
-      call('HSET', P .. 'fallen', child, pack({state[1], last}))
+      call('HSET', P .. 'fallen', child, pack({state[1], last, state[3], state[4]}))
     end
     budget = budget - n - 1
   end
@@ -295,6 +310,7 @@ end
 local function answered(answer)
   local all = {answer}
   for n, text in ipairs(raws) do all[n + 1] = text end
+  if S.posted then all[1] = '\193' .. answer end
   return all
 end
 

@@ -10,12 +10,13 @@ local B = {}
 
 local function known(id)
   local raw = call('GET', P .. 'known:' .. id)
-  local k = raw and cmsgpack.unpack(raw)  -- state, version, hash, until
-  return k and k[4] > S.now and k or nil
+  local k = raw and cmsgpack.unpack(raw)  -- state, version, hash, until, elsewhere
+  return k and k[4] > S.now and not k[5] and k or nil
 end
 
 -- The final state of a task that others wait for, nil while it lives; and whether there is such a task at all.
 local function state_of(id)
+  if elsewhere[id] then return nil, true end
   local h = R.get(id)
   if h then return h[F.state], true end
   local k = known(id)
@@ -56,6 +57,8 @@ local function judge_ids(b)
       k = not h and k and k[4] > S.now and k
       if h then
         b.answers[n], b.alive[n] = {'duplicate', t[1], 'compare', answer_raw(h.body)}, nil
+      elseif k and k[5] then
+        b.answers[n], b.alive[n] = {'elsewhere', t[1]}, nil
       elseif k and k[1] then
         b.answers[n], b.alive[n] = {'duplicate', t[1], 'compare', 'hash:' .. k[3]}, nil
       end

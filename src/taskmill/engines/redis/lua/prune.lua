@@ -1,9 +1,9 @@
 -- What ended longer ago than its retention and owes nothing is removed.
 -- A: {n, term, {completed, dead, cancelled}, hashes (id -> hash)}   answers false, or {moved, more, wanted}: records whose id stays known for a while want the
--- hash of their payload first ({id, body}); they are asked for once more with it
+-- hash of their payload first ({id, body}); they are asked for once more with it. And forgotten: ids of which nothing is known any more
 
 if not term_stands(A[2]) then return pack(false) end
-local n, moved, wanted, hashes = A[1], 0, {}, A[4]
+local n, moved, wanted, hashes, forgotten = A[1], 0, {}, A[4], {}
 for state = COMPLETED, CANCELLED do
   local after = 0
   while moved + #wanted < n and after < 1000 do  -- what is not delivered yet may be many
@@ -19,12 +19,13 @@ for state = COMPLETED, CANCELLED do
         wanted[#wanted + 1] = {id, answer_raw(h.body)}
       else
         M.purge(h, hashes[id])
+        if not hashes[id] then forgotten[#forgotten + 1] = id end
         moved = moved + 1
       end
     end
   end
 end
-if #wanted > 0 then return done(pack({moved, true, wanted})) end
+if #wanted > 0 then return done(pack({moved, true, wanted, forgotten})) end
 
 -- Entries whose window has passed, and lanes and counters that nothing needs any more.
 local left, LATER = n - moved, 60000000
@@ -37,6 +38,7 @@ if left > 0 then
   forget(P .. 'forgets', left, function(id)
     call('DEL', P .. 'known:' .. id)
     call('ZREM', P .. 'forgets', id)
+    forgotten[#forgotten + 1] = id
     return true
   end)
   forget(P .. 'takens', left, function(id)
@@ -80,4 +82,4 @@ if left > 0 then
     return true
   end)
 end
-return done(pack({moved, moved >= n, {}}))
+return done(pack({moved, moved >= n, {}, forgotten}))

@@ -7,7 +7,6 @@ if verb == 'drop' then
   if not item then return pack({0}) end
   if version and current ~= version then return pack({false, current}) end
   I.write(kind, name, operator, nil)
-  if kind == 'schedule' and not I.read(kind, name, false) then call('HDEL', P .. 'items:fired', name .. '\t0') end  -- put again some day, it is a new schedule
   S.owe('audit', kind .. '/' .. name, {kind = kind, name = name, version = cjson.null})
   return done(pack({1}))
 end

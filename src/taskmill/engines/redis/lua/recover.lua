@@ -32,9 +32,10 @@ for _, pair in ipairs(silent) do
   if moved >= n then break end
   call('HDEL', P .. 'workers', worker)
   call('HDEL', P .. 'requests', worker)
+  call('HDEL', P .. 'served', worker)
   call('ZREM', P .. 'beats', worker)
   call('UNLINK', P .. 'run:' .. worker, P .. 'stop:' .. worker)
-  S.tell('worker.lost', worker, 0)
+  if SHARD == 0 then S.tell('worker.lost', worker, 0) end
   lost[#lost + 1] = worker
 end
 local more = M.settle()

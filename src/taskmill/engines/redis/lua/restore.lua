@@ -1,9 +1,10 @@
 -- Whole records are inserted as they are, never over an existing one.
--- A: {{id, record, body, {share, limits, order_key}, {key, hash, until}|false, attempts, checkpoints, signals, edges {{child, on_failure, outcome|false, result|false}}}, …}
+-- A: {records, elsewhere (id -> shard)}; a record is {id, record, body, {share, limits, order_key}, {key, hash, until}|false, attempts, checkpoints, signals, edges {{child, on_failure, outcome|false, result|false}}}
 -- answers true or false for each
 
+elsewhere = A[2]
 local answers = {}
-for n, t in ipairs(A) do
+for n, t in ipairs(A[1]) do
   local id, h = t[1], t[2]
   answers[n] = not (R.get(id) or known(id))
   if answers[n] then
@@ -39,13 +40,14 @@ for n, t in ipairs(A) do
     end
   end
 end
-for n, t in ipairs(A) do
+for n, t in ipairs(A[1]) do
   if answers[n] then
     for _, e in ipairs(t[9]) do
       local number = call('INCR', P .. 'edge')
       M.set_edge(t[1], e[1], {number, e[2], e[3], e[4], e[3] ~= false})
       call('ZADD', P .. 'edge_order:' .. t[1], number, e[1])
       call('ZADD', P .. 'waiters:' .. e[1], number, t[1])
+      if elsewhere[e[1]] and not e[3] then S.post(elsewhere[e[1]], 'watch', {e[1]}) end
       local c = R.get(e[1])
       if c then
         c[F.flags] = bor(c[F.flags], WAITED)

@@ -80,8 +80,9 @@ function I.write(kind, name, operator, item)
   local after = I.value(kind, name)
   S.tell('setting.changed', kind .. '/' .. name, 0)
   for _, queue in ipairs(call('SMEMBERS', P .. 'queues')) do S.wake(queue) end
+  if kind == 'schedule' and not after then call('HDEL', P .. 'items:fired', name .. '\t0') end  -- put again some day, it is a new one
   if HOT[kind] then
-    call('INCR', P .. 'generation')
+    call('SET', P .. 'generation', int(number_after(tonumber(call('GET', P .. 'generation') or '0'))))
     obey(kind, name, after)
     if kind == 'type' and moves(before, after) then call('HSET', P .. 'moving', name, '0') end
   end

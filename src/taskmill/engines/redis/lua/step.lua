@@ -1,6 +1,7 @@
 -- What every script begins with: its arguments, its moment, the records it has read, and what it will tell others at its end.
 --
 -- KEYS[1]  the shard's prefix with its hash tag; every key is built here or in keys of the same prefix
+-- KEYS[2]  another one that does not exist either: a server on which the shard is not whole, because it moves, refuses a script with two keys it does not have
 -- ARGV[1]  the arguments, as MessagePack
 -- ARGV[2]  the time in microseconds; empty: the server's own (a test passes its own)
 -- ARGV[3…] strings that are no text (bodies); arguments name them by their number, and so do answers: a script answers {MessagePack, string, …}
@@ -10,6 +11,7 @@
 local call, unpack_one, pack = redis.call, cmsgpack.unpack_one, cmsgpack.pack
 local P = KEYS[1]
 local A = cmsgpack.unpack(ARGV[1])
+local SHARD = tonumber(string.match(P, '{(%d+)}:$'))
 local band, bor, bnot = bit.band, bit.bor, bit.bnot
 
 local FAR = 4611686018427387904
@@ -19,6 +21,7 @@ local KINDS = {[0] = 'ready', 'snoozed', 'retrying', 'started', 'waiting', 'comp
 
 -- What a task has beside its record.
 local ORDERED, CANCEL, UNIQUE_STARTED, UNIQUE_ENDED, EDGES, WAITED, SEALED, AWAITS, UNWIND, CHECKPOINTS, SIGNALS = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024
+local WATCHED = 2048  -- by tasks of other shards
 
 -- The places of a record's fields (`home`: share, limits and order key of its lane, where it has one); what follows the array in the string is the body, which is the caller's own and opaque here.
 local F = {
@@ -140,6 +143,17 @@ function S.owe(kind, subject, data)
   end
 end
 
+-- To another shard: done there after this step, by whoever comes first, at least once and in order. Verbs: watch, fell, start.
+function S.post(shard, verb, data)
+  local number = number_after(tonumber(call('GET', P .. 'post') or '0'))
+  call('SET', P .. 'post', int(number))
+  call('ZADD', P .. 'posts', number, pack({number, shard, verb, data}))
+  S.posted = true
+end
+
+-- Tasks that this step is about and that live in other shards: id -> shard.
+local elsewhere = {}
+
 -- There may be work in this queue.
 function S.wake(queue) S.woke[queue] = true end
 
@@ -193,8 +207,13 @@ end
 
 local function settings_have_changed(generation) return tonumber(call('GET', P .. 'generation') or '0') ~= generation end
 
--- Does this term still stand? role, holder and number as they were given.
+-- Does this term still stand? role, holder and number as they were given. Shard 0 knows; the others know the highest they have seen.
 local function term_stands(term)
+  if SHARD > 0 then
+    local seen = tonumber(call('HGET', P .. 'terms', term[1]) or '0')
+    if term[3] > seen then call('HSET', P .. 'terms', term[1], int(term[3])) end
+    return term[3] >= seen
+  end
   local held = call('HMGET', P .. 'term:' .. term[1], 'holder', 'number')
   return held[1] == term[2] and tonumber(held[2]) == term[3]
 end

@@ -1,7 +1,8 @@
 -- Submit: see place.lua.
--- A: {generation, batch, unseal}   answers 'settings' (read them anew), {'unknown', id} (nothing to unseal), or an answer for each task
+-- A: {generation, batch, unseal, elsewhere (id -> shard)}   answers 'settings' (read them anew), {'unknown', id} (nothing to unseal), or an answer for each task
 
 if settings_have_changed(A[1]) then return pack('settings') end
+elsewhere = A[4]
 local b = B.open(A[2])
 for _, id in ipairs(A[3]) do
   if not (R.get(id) or b.place[id]) then return pack({'unknown', id}) end

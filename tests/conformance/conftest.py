@@ -28,6 +28,8 @@ with suppress(ImportError):
     STORES |= {"redis": "redis_url", "cluster": "redis_cluster_url"}
 
 ANSWERS = ("heard", "lost")
+LONG = {("cluster", "lost"): pytest.mark.soak}
+"""A shard of a Cluster runs the scripts of one server, which hear it lost in every run; the way to the shards is repeated in long ones."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,8 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if heard_only is not None and not heard_only.args:
         raise pytest.UsageError(f"{metafunc.definition.nodeid}: heard_only needs a reason")
     answers = ANSWERS[:1] if heard_only else ANSWERS
-    variants = [(name, answer) for name in STORES for answer in answers]
-    metafunc.parametrize("variant", variants, indirect=True, ids=["-".join(variant) for variant in variants])
+    variants = [pytest.param((name, answer), id=f"{name}-{answer}", marks=LONG.get((name, answer), ())) for name in STORES for answer in answers]
+    metafunc.parametrize("variant", variants, indirect=True)
 
 
 @pytest.fixture

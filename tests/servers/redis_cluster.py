@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.servers import guard
@@ -64,8 +64,7 @@ class RedisCluster:
             return str(client.execute_command("CLUSTER", "MYID").decode())
 
     @staticmethod
-    def wait_until(holds: object) -> None:
-        assert callable(holds)
+    def wait_until(holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + GENEROUS
         while not holds():
             assert time.monotonic() < deadline, "the Cluster did not come about"
@@ -79,6 +78,25 @@ class RedisCluster:
                     if first <= slot <= last:
                         return next(each for each in self.servers if each.port == primary[1])
         raise AssertionError(f"nobody has slot {slot}")
+
+    def move(self, slot: int, target: RedisServer, *, keys: int = 10) -> None:
+        """The slot goes to another server, some keys at a time, as redis-cli moves it."""
+        source = self.owner(slot)
+        if source is target:
+            return
+        with source.client() as here, target.client() as there:
+            there.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))
+            here.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(target))
+            while some := here.execute_command("CLUSTER", "GETKEYSINSLOT", slot, keys):
+                here.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5_000, "AUTH", self.password, "KEYS", *some)
+            for client in (there, here):
+                client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", self.id_of(target))
+        self.wait_until(lambda: all(self._sees(server, slot, target) for server in self.primaries))
+
+    def _sees(self, server: RedisServer, slot: int, owner: RedisServer) -> bool:
+        with server.client() as client:
+            slots = client.execute_command("CLUSTER", "SLOTS")
+        return any(first <= slot <= last and primary[1] == owner.port for first, last, primary, *_ in slots)
 
     def flush(self) -> None:
         for server in self.servers:

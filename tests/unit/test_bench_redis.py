@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from bench.contenders_redis import ALL, ASYNQ, BULLMQ, DRAMATIQ, HUEY, PEERS, TA
 from bench.report import Figure
 from bench.submit import Submits
 
-PEERS_FOLDER = Path(__file__).resolve().parents[2] / "bench" / "peers"
 WORDS = dict.fromkeys(ALL, "release; durability")
 
 
@@ -72,22 +70,6 @@ def test_an_offered_rate_is_shown_with_what_was_answered() -> None:
     rounds = [offered.Offered([0.001] * 95 + [0.5] * 5, [0.002], 9_000.0), offered.Offered([0.001] * 100, [0.004], 10_000.0)]
     seen = values(offered.figures(rounds, 10_000))
     assert seen == {"10,000/s offered: a submit, p95": 1.0, "10,000/s offered: a claim, p95": 4.0, "10,000/s offered: answered": 9_000.0}
-
-
-@pytest.mark.parametrize("peer", sorted({contender.peer for contender in PEERS}))
-def test_every_peer_has_its_releases_pinned(peer: str) -> None:
-    folder = PEERS_FOLDER / peer
-    if (folder / "go.mod").exists():
-        assert "github.com/hibiken/asynq v" in (folder / "go.mod").read_text(encoding="utf-8")
-        assert "h1:" in (folder / "go.sum").read_text(encoding="utf-8")
-    elif folder.exists():
-        wanted = json.loads((folder / "package.json").read_text(encoding="utf-8"))["dependencies"]
-        locked = json.loads((folder / "package-lock.json").read_text(encoding="utf-8"))["packages"]
-        assert all(locked[f"node_modules/{name}"]["version"] == release for name, release in wanted.items())
-    else:
-        lines = (PEERS_FOLDER / f"{peer}.txt").read_text(encoding="utf-8").split()
-        assert any(line.startswith(f"{peer}==") for line in lines)
-        assert all("==" in line for line in lines)
 
 
 def test_every_peer_says_when_its_store_is_empty() -> None:

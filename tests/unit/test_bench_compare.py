@@ -196,17 +196,7 @@ def test_environments_live_where_they_are_told(monkeypatch: pytest.MonkeyPatch, 
     assert environments.cache() == tmp_path / "here"
 
 
-@pytest.mark.parametrize("peer", sorted({contender.peer for contender in PEERS}))
-def test_every_peer_has_its_releases_pinned(peer: str) -> None:
-    lines = (BENCH / "peers" / f"{peer}.txt").read_text(encoding="utf-8").split()
-    assert any(line.startswith(f"{peer}==") for line in lines)
-    assert all("==" in line for line in lines)
-
-
-PINNED = sorted({contender.peer for contender in (*PEERS, *contenders_postgres.PEERS, *contenders_redis.PEERS)})
-
-
-@pytest.mark.parametrize("peer", PINNED)
+@pytest.mark.parametrize("peer", sorted({contender.peer for contender in (*PEERS, *contenders_postgres.PEERS, *contenders_redis.PEERS)}))
 def test_every_peer_has_its_releases_pinned(peer: str) -> None:
     folder = BENCH / "peers" / peer
     if (folder / "go.mod").exists():
@@ -217,7 +207,7 @@ def test_every_peer_has_its_releases_pinned(peer: str) -> None:
         locked = json.loads((folder / "package-lock.json").read_text(encoding="utf-8"))["packages"]
         assert all(locked[f"node_modules/{name}"]["version"] == release for name, release in wanted.items())
     else:
-        lines = (folder.with_suffix(".txt")).read_text(encoding="utf-8").split()
+        lines = folder.with_suffix(".txt").read_text(encoding="utf-8").split()
         assert any(line.startswith(f"{peer}==") for line in lines)
         assert all("==" in line for line in lines)
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 
 EPILOG = """
-Both engines are measured, one after the other; PostgreSQL is left out, in one line, where it is not installed.
+All engines are measured, one after the other; PostgreSQL and Redis are left out, each in one line, where they are not installed.
 
 sections, in order:
-  engine.py      throughput claim_cost edges group_commit processes held (of PostgreSQL)
+  engine.py      throughput claim_cost edges group_commit processes held pruning (of PostgreSQL) delayed bytes (of Redis)
   executor.py    executor
-  compare.py     submit drain latency
+  compare.py     submit drain latency offered (of Redis)
   product.py     idle start memory
 
 examples:

@@ -61,7 +61,7 @@ class Contender:
     peer: str = ""
     drain: int = 5_000
     unfinished: str = ""
-    """In SQL: whether its database holds a task that has not ended. Without it the system itself is asked, when its worker is gone."""
+    """In SQL, or as a script of Redis: whether its store holds a task that has not ended. Without it the system itself is asked, when its worker is gone."""
 
 
 TASKMILL = Contender("Taskmill", "taskmill_side", "def", drain=50_000)

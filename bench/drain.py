@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Sequence
 
 from bench import raw
 from bench.contenders import HUEY, LOCAL, PEERS, TASKMILL, TASKMILL_ASYNC, Contender, Drained, available, drained
 from bench.report import Figure, Plan, each, rates
 
-__all__ = ["Found", "cpu", "figures", "measured", "processes_in_words", "run"]
+__all__ = ["Found", "cpu", "each_of", "figures", "measured", "processes_in_words", "run"]
 
 SECTION = "drain"
 RAW = 50_000
@@ -61,6 +62,14 @@ def figures(words: dict[Contender, str], floor: list[float], found: Found) -> li
         *([beside_raw(TASKMILL, None)] if plain else []),
         *(rates(SECTION, "async def, two processes / one", None, {"two": of(one, 2), "one": of(one)}, "tasks/s") for one in here if one == TASKMILL_ASYNC),
         *(each(SECTION, f"{one.name}: {processes_in_words(processes)}", of(one, processes), cpu(runs, words[one])) for (one, processes), runs in found.items()),
+    ]
+
+
+def each_of(words: dict[Contender, str], found: Found) -> list[Figure]:
+    """Every system by itself, where a server does things at its own times: medians."""
+    return [
+        each(SECTION, f"{one.name}: {processes_in_words(processes)}", [run.rate for run in runs], cpu(runs, words[one]), typical=statistics.median)
+        for (one, processes), runs in found.items()
     ]
 
 

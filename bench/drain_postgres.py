@@ -7,7 +7,7 @@ import statistics
 
 from bench.contenders import Contender
 from bench.contenders_postgres import ALL, GRAPHILE, PGQUEUER, RIVER, TASKMILL, TASKMILL_ASYNC
-from bench.drain import SECTION, Found, cpu, measured, processes_in_words
+from bench.drain import SECTION, Found, each_of, measured, processes_in_words
 from bench.report import Figure, Plan, each, over_best, rates
 
 __all__ = ["figures", "run"]
@@ -27,10 +27,7 @@ def figures(words: dict[Contender, str], floor: list[float], found: Found) -> li
         *(figure for processes in (1, 2) if (TASKMILL_ASYNC, processes) in found for figure in _beside(rates_of, processes)),
         *_beside_raw(rates_of, floor),
         each(SECTION, "raw loop: one connection", floor, "claim 500, complete 500, update in place", typical=statistics.median),
-        *(
-            each(SECTION, f"{one.name}: {processes_in_words(processes)}", rates_of[one, processes], cpu(runs, words[one]), typical=statistics.median)
-            for (one, processes), runs in found.items()
-        ),
+        *each_of(words, found),
     ]
 
 

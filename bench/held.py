@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from bench.report import Figure, Plan
-from bench.store import BATCH, PAYLOAD, TYPE, Loop, fill, opened, plain
+from bench.store import PAYLOAD, TYPE, Loop, fill, opened, plain
 from taskmill.task import NewTask
 
 __all__ = ["Course", "Size", "figures", "run"]
@@ -126,7 +126,7 @@ async def _work(loop: Loop, seconds: float) -> list[int]:
             second = int(time.monotonic() - began)
             if second < len(counts):
                 counts[second] += len(tasks)
-        if len(tasks) < BATCH // 5:
+        if len(tasks) < loop.batch // 5:
             await asyncio.sleep(TICK / 5)
         if now >= upkeep:
             upkeep = now + 1

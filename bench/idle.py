@@ -12,6 +12,12 @@ from bench.report import Figure, Plan
 
 __all__ = ["run"]
 
+ASKED = {
+    "postgres": ("statements", 4.0, "as the server logged them, BEGIN and COMMIT included"),
+    "redis": ("commands", None, "as the server read them, but for blocking reads; a script is one"),
+}
+"""What a server is sent, how much of it in a second at most, and how it was counted."""
+
 SECTION = "idle"
 SECONDS = 20.0
 SETTLING = 3.0
@@ -44,6 +50,6 @@ def _idle(at: Place, group: Group, sent: Callable[[], int] | None, seconds: floa
         Figure(SECTION, "idle worker, memory", after.memory / 1e6, "MB", how=f"resident, sum of {after.processes} processes; what they share counts in each"),
     ]
     if sent is not None:
-        queries = (sent() - asked) / taken
-        figures.append(Figure(SECTION, "idle worker, statements", queries, "/s", "<=", 4.0, how="as the server logged them, BEGIN and COMMIT included"))
+        what, most, how = ASKED[plan.stores.engine]
+        figures.append(Figure(SECTION, f"idle worker, {what}", (sent() - asked) / taken, "/s", "<=" if most else "", most, how=how))
     return figures

@@ -14,7 +14,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -25,8 +24,9 @@ from pathlib import Path
 import asyncpg
 
 from bench.group import cpu_of
+from bench.servers import Missing, free_port
 
-__all__ = ["Missing", "Server", "binaries", "started"]
+__all__ = ["Server", "binaries", "started"]
 
 OLDEST = 14
 DEBIAN = Path("/usr/lib/postgresql")
@@ -46,10 +46,6 @@ SETTINGS = {
     "synchronous_commit": "on",
     "unix_socket_directories": "",
 }
-
-
-class Missing(Exception):
-    """There is no server to be had here; the message says what would help."""
 
 
 def binaries() -> Path:
@@ -98,7 +94,7 @@ class Server:
         programs = binaries()
         data = self.folder / "data"
         self._run(str(programs / "initdb"), "--pgdata", str(data), "--username", ROLE, "--auth", "trust", "--encoding", "UTF8", "--locale", "C")
-        self.port = _free_port()
+        self.port = free_port()
         settings = {**SETTINGS, "port": str(self.port), "cluster_name": self._name}
         program = [str(programs / "postgres"), "-D", str(data), *(f"--{name}={value}" for name, value in settings.items())]
         user = _user()
@@ -193,12 +189,6 @@ def _user() -> str | None:
     except KeyError:
         raise Missing("PostgreSQL does not run as root, and there is no user postgres; run the benchmark as another user") from None
     return "postgres"
-
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 async def _first_value(url: str, statement: str) -> str:

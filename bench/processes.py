@@ -10,8 +10,9 @@ from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
+from bench import raw_redis
 from bench.report import Figure, Plan, percentile, rates
-from bench.store import PAYLOAD, TYPE, fill, opened, plain
+from bench.store import BATCHES, PAYLOAD, TYPE, batch_of, fill, opened, plain
 from taskmill.task import NewTask
 
 __all__ = ["run"]
@@ -32,23 +33,31 @@ async def run(plan: Plan) -> list[Figure]:
 
 
 async def _two(plan: Plan) -> list[Figure]:
-    """On a file a second process must not be a burden; on a server it should be worth something, also with many lanes."""
+    """On a file a second process must not be a burden; on a server it should be worth something, also with many lanes. On Redis a raw loop of two shows what
+    the server itself has to give."""
     tasks = plan.count(50_000)
     server = plan.stores.engine != "sqlite"
     sides = {"two processes": (2, plain), "one": (1, plain), **({"two, 1,000 lanes": (2, _in_a_lane)} if server else {})}
     found: dict[str, list[float]] = {name: [] for name in sides}
+    raw: list[float] = []
     for number in range(plan.rounds):
+        if plan.stores.engine == "redis":
+            raw.append(await asyncio.to_thread(_raw_in_sum, 2, tasks, plan))
         for name, (processes, make) in sides.items():
             plan.say(f"{SECTION}: round {number + 1} of {plan.rounds}, {name}, {tasks:,} tasks")
             with plan.stores.fresh() as url:
                 found[name].append(await _in_sum(url, processes, tasks, make, plan))
     lanes = found.pop("two, 1,000 lanes", None)
-    how = "tasks/s in sum, claim+finish by 500"
+    how = f"tasks/s in sum, claim+finish by {BATCHES[plan.stores.engine]}"
     name = "two processes / one" if server else "two processes on one file / one"
     figures = [rates(SECTION, name, None if server else 1.0, found, how, typical=plan.stores.typical)]
     if lanes is not None:
         beside = {"1,000 lanes": lanes, "common": found["two processes"]}
-        figures.append(rates(SECTION, "two processes, 1,000 lanes / common lane", 0.6, beside, f"{how}, one limit each", typical=plan.stores.typical))
+        target = 0.6 if plan.stores.engine == "postgres" else None
+        figures.append(rates(SECTION, "two processes, 1,000 lanes / common lane", target, beside, f"{how}, one limit each", typical=plan.stores.typical))
+    if raw:
+        beside = {"two processes": found["two processes"], "raw": raw}
+        figures.append(rates(SECTION, "two processes / raw loop of two", None, beside, how, typical=plan.stores.typical))
     return figures
 
 
@@ -61,7 +70,17 @@ async def _in_sum(url: str, processes: int, tasks: int, make: Callable[[int], Ne
         await loop.engine.put("limit", "bench", b'{"cap": 1000000}')
         await fill(loop.engine, tasks, make)
     plan.stores.settle(url)
-    answers = await asyncio.to_thread(_together, _drain_part, url, processes, 0.0)
+    return _rate(await asyncio.to_thread(_together, _drain_part, url, processes, 0.0), tasks)
+
+
+def _raw_in_sum(processes: int, tasks: int, plan: Plan) -> float:
+    plan.say(f"{SECTION}: {processes} raw loops, {tasks:,} tasks")
+    with plan.stores.fresh() as url:
+        raw_redis.fill(url, tasks, PAYLOAD)
+        return _rate(_together(_raw_part, url, processes, 0.0), tasks)
+
+
+def _rate(answers: list[Answer], tasks: int) -> float:
     done = sum(answer[0] for answer in answers)
     assert done == tasks, f"{done} of {tasks} tasks were finished"
     return done / (max(answer[2] for answer in answers) - min(answer[1] for answer in answers))
@@ -112,6 +131,13 @@ async def _drain(url: str, number: int, barrier: Barrier, answers: Queue[Any]) -
         began = time.perf_counter()
         done = await loop.drain()
         answers.put((done, began, time.perf_counter(), []))
+
+
+def _raw_part(url: str, number: int, barrier: Barrier, answers: Queue[Any], _: float) -> None:
+    barrier.wait(PATIENCE)
+    began = time.perf_counter()
+    done = raw_redis.drain(url, batch_of(url), f"bench-{number}")
+    answers.put((done, began, time.perf_counter(), []))
 
 
 def _write_part(url: str, number: int, barrier: Barrier, answers: Queue[Any], seconds: float) -> None:

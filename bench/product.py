@@ -17,12 +17,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 EPILOG = """
 sections:
-  idle        CPU and memory of a worker that has nothing to do, all its processes together
+  idle        CPU and memory of a worker that has nothing to do, all its processes together; what it sends to a server
   start       `taskmill version` and `import taskmill`, medians
   memory      the worker's memory after 100,000 tasks (at scale 1) beside after the first tenth of them
 
 examples:
   python bench/product.py --quick
+  python bench/product.py --engine redis --only idle
   python bench/product.py --only memory --scale 10
 """
 
@@ -38,7 +39,8 @@ def sections() -> dict[str, dict[str, Section]]:
     """By engine and name, in order; what asks no store stands with the first."""
     from bench import idle, memory, start
 
-    return {"sqlite": {"idle": idle.run, "start": start.run, "memory": memory.run}, "postgres": {"idle": idle.run, "memory": memory.run}}
+    server: dict[str, Section] = {"idle": idle.run, "memory": memory.run}
+    return {"sqlite": {"idle": idle.run, "start": start.run, "memory": memory.run}, "postgres": server, "redis": server}
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from bench import raw_postgres, raw_sqlite
-from bench.store import BATCH, PAYLOAD
-from bench.stores import SQLITE, file_of
+from bench import raw_postgres, raw_redis, raw_sqlite
+from bench.store import PAYLOAD, batch_of
+from bench.stores import REDIS, SQLITE, file_of
 
 __all__ = ["Commits", "claim_and_finish", "commits"]
 
@@ -24,10 +24,14 @@ class Commits(Protocol):
 def claim_and_finish(url: str, jobs: int) -> float:
     """Jobs a second, in a store with nothing in it."""
     if url.startswith(SQLITE):
-        return raw_sqlite.claim_and_finish(file_of(url), jobs, BATCH, PAYLOAD.decode())
-    return raw_postgres.claim_and_finish(url, jobs, BATCH, PAYLOAD.decode())
+        return raw_sqlite.claim_and_finish(file_of(url), jobs, batch_of(url), PAYLOAD.decode())
+    if url.startswith(REDIS):
+        return raw_redis.claim_and_finish(url, jobs, batch_of(url), PAYLOAD)
+    return raw_postgres.claim_and_finish(url, jobs, batch_of(url), PAYLOAD.decode())
 
 
 def commits(url: str) -> Commits:
-    """On the disk of a store, beside it."""
-    return raw_sqlite.Commits(file_of(url).with_name("probe.db")) if url.startswith(SQLITE) else raw_postgres.Commits(url)
+    """On the disk or the server of a store, beside it."""
+    if url.startswith(SQLITE):
+        return raw_sqlite.Commits(file_of(url).with_name("probe.db"))
+    return raw_redis.Commits(url) if url.startswith(REDIS) else raw_postgres.Commits(url)

@@ -7,13 +7,15 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
+from taskmill.config import engine_kind
 from taskmill.engine import Claimed, Ending, Engine, Joining, Outcome, Room, Status
 from taskmill.engines import create, schema
 from taskmill.task import NewTask, TypeSettings
 
-__all__ = ["BATCH", "PAYLOAD", "TYPE", "Loop", "fill", "opened", "plain"]
+__all__ = ["BATCHES", "PAYLOAD", "QUEUE", "TYPE", "Loop", "batch_of", "fill", "opened", "plain"]
 
-BATCH = 500
+BATCHES = {"sqlite": 500, "postgres": 500, "redis": 100}
+"""How many are claimed and finished at once: on Redis a script is kept short, because everybody waits for it."""
 FILL = 10_000
 TYPE = "noop"
 QUEUE = "default"
@@ -23,17 +25,19 @@ PAYLOAD = b'{"args":[1,2,3],"kwargs":{"user":42},"trace":"0af7651916cd43dd8448eb
 class Loop:
     """A worker without a process: its claims are numbered, its tasks end at once."""
 
-    def __init__(self, engine: Engine, worker: str = "bench") -> None:
+    def __init__(self, engine: Engine, worker: str, batch: int) -> None:
         self.engine = engine
         self.worker = worker
+        self.batch = batch
         self.request = 0
 
     async def join(self) -> None:
         await self.engine.join(Joining(worker=self.worker, queues=(QUEUE,), types={TYPE: TypeSettings()}))
 
-    async def claim(self, n: int = BATCH) -> tuple[Claimed, ...]:
+    async def claim(self, n: int = 0) -> tuple[Claimed, ...]:
+        """A batch, where no number is said."""
         self.request += 1
-        claim = await self.engine.claim(self.worker, self.request, (QUEUE,), Room(n))
+        claim = await self.engine.claim(self.worker, self.request, (QUEUE,), Room(n or self.batch))
         return claim.tasks if claim.tasks or not claim.more else await self.claim(n)
 
     async def finish(self, tasks: tuple[Claimed, ...]) -> bool:
@@ -45,21 +49,25 @@ class Loop:
     def outcomes(self, tasks: tuple[Claimed, ...]) -> list[Outcome]:
         return [Outcome(task=task.id, worker=self.worker, token=task.token, ending=Ending.COMPLETED, started_after=0) for task in tasks]
 
-    async def drain(self, n: int = BATCH) -> int:
+    async def drain(self) -> int:
         """Claim and finish until nothing is left."""
         done = 0
-        while tasks := await self.claim(n):
+        while tasks := await self.claim():
             await self.finish(tasks)
             done += len(tasks)
         return done
 
-    async def timed_drain(self, expected: int, n: int = BATCH) -> float:
+    async def timed_drain(self, expected: int) -> float:
         """Tasks a second."""
         began = time.perf_counter()
-        done = await self.drain(n)
+        done = await self.drain()
         taken = time.perf_counter() - began
         assert done == expected, f"{done} of {expected} tasks were finished"
         return done / taken
+
+
+def batch_of(url: str) -> int:
+    return BATCHES[engine_kind(url)]
 
 
 @contextlib.asynccontextmanager
@@ -69,7 +77,7 @@ async def opened(url: str, worker: str = "bench") -> AsyncIterator[Loop]:
     engine = create(url)
     await engine.open()
     try:
-        loop = Loop(engine, worker)
+        loop = Loop(engine, worker, batch_of(url))
         await loop.join()
         yield loop
     finally:

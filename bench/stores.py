@@ -1,4 +1,4 @@
-"""Where the stores of one run are made, by engine: files of SQLite in a directory, databases of a private PostgreSQL server."""
+"""Where the stores of one run are made, by engine: files of SQLite in a directory, databases of a private PostgreSQL or Redis server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Protocol
 
 import apsw
 
-from bench import postgres_server
-from bench.postgres_server import Missing, Server
+from bench import postgres_server, redis_server
+from bench.servers import Missing
 from bench.temporary import folder
 
-__all__ = ["ENGINES", "SQLITE", "Databases", "Files", "Missing", "Stores", "Typical", "file_of", "made"]
+__all__ = ["ENGINES", "REDIS", "SQLITE", "Databases", "Files", "Keyspaces", "Missing", "Stores", "Typical", "file_of", "made"]
 
 SQLITE = "sqlite:///"
+REDIS = "redis://"
 
 Typical = Callable[[Sequence[float]], float]
 """The best of all rounds on a file; their median where a server does things at its own times."""
@@ -46,7 +47,7 @@ class Stores(Protocol):
         """Seconds that a server has used so far; nought where there is none."""
 
     def trace(self, url: str) -> Callable[[], int] | None:
-        """Counts the statements that a server is sent for this store, by those who connect from now on; None where there is no server."""
+        """Counts the statements or commands that a server is sent, by those who connect from now on; None where there is no server."""
 
 
 class Files:
@@ -81,7 +82,7 @@ class Databases:
     engine = "postgres"
     durable = "synchronous_commit=on, fsync=on"
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: postgres_server.Server) -> None:
         self.server = server
         self.typical: Typical = statistics.median
         self.release = f"PostgreSQL {server.execute('SHOW server_version').split()[0]}"
@@ -102,6 +103,32 @@ class Databases:
         return self.server.trace(url)
 
 
+class Keyspaces:
+    engine = "redis"
+    durable = "appendonly yes, appendfsync everysec"
+
+    def __init__(self, server: redis_server.Server) -> None:
+        self.server = server
+        self.typical: Typical = statistics.median
+        self.release = f"Redis {server.info()['redis_version']}"
+
+    def fresh(self) -> AbstractContextManager[str]:
+        return self.server.database()
+
+    def settle(self, url: str) -> None:
+        """It knows nothing that it would have to learn."""
+
+    def size(self, url: str) -> float:
+        """Of the whole server: it does not say which database uses how much."""
+        return float(self.server.info()["used_memory"]) / 1e6
+
+    def cpu(self) -> float:
+        return self.server.cpu()
+
+    def trace(self, url: str) -> Callable[[], int]:
+        return self.server.trace()
+
+
 def file_of(url: str) -> Path:
     assert url.startswith(SQLITE), url
     return Path(url.removeprefix(SQLITE))
@@ -118,7 +145,13 @@ def _databases(directory: Path) -> Iterator[Stores]:
         yield Databases(server)
 
 
-ENGINES: dict[str, Callable[[Path], AbstractContextManager[Stores]]] = {"sqlite": _files, "postgres": _databases}
+@contextlib.contextmanager
+def _keyspaces(directory: Path) -> Iterator[Stores]:
+    with redis_server.started(directory) as server:
+        yield Keyspaces(server)
+
+
+ENGINES: dict[str, Callable[[Path], AbstractContextManager[Stores]]] = {"sqlite": _files, "postgres": _databases, "redis": _keyspaces}
 
 
 def made(engine: str, directory: Path) -> AbstractContextManager[Stores]:

@@ -37,12 +37,14 @@ def python_of(peer: str, say: Say) -> Path:
 
 
 def program_of(peer: str, say: Say) -> list[str]:
-    """A peer in another language: its sources and pins lie in a folder of its name, and its program answers the commands of `drive.py` by itself."""
+    """A peer in another language: its sources and pins lie in a folder of its name, what it shares with others of its language in one of the language's, and
+    its program answers the commands of `drive.py` by itself."""
     sources = HERE / peer
-    files = sorted(path for path in sources.iterdir() if path.is_file())
-    if (sources / "go.mod").exists():
-        folder = _made(peer, files, _release("go", "version"), say, lambda folder: _go(folder, sources))
-        return [str(folder / peer)]
+    language = "go" if (sources / "go.mod").exists() else "node"
+    files = sorted(path for folder in (HERE / language, sources) for path in folder.iterdir() if path.is_file())
+    if language == "go":
+        folder = _made(peer, files, _release("go", "version"), say, lambda folder: _go(folder, files))
+        return [str(folder / "program")]
     folder = _made(peer, files, _release("node", "--version"), say, lambda folder: _node(folder, files))
     return [_tool("node"), str(folder / "main.js")]
 
@@ -73,14 +75,19 @@ def _python(folder: Path, pins: Path) -> None:
         _do(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement", str(pins))
 
 
-def _go(folder: Path, sources: Path) -> None:
-    _do(_tool("go"), "build", "-trimpath", "-o", str(folder / sources.name), ".", cwd=sources)
+def _go(folder: Path, files: Sequence[Path]) -> None:
+    _copied(folder, files)
+    _do(_tool("go"), "build", "-trimpath", "-o", "program", ".", cwd=folder)
 
 
 def _node(folder: Path, files: Sequence[Path]) -> None:
+    _copied(folder, files)
+    _do(_tool("npm"), "ci", "--no-audit", "--no-fund", "--loglevel=error", cwd=folder)
+
+
+def _copied(folder: Path, files: Sequence[Path]) -> None:
     for file in files:
         shutil.copy(file, folder)
-    _do(_tool("npm"), "ci", "--no-audit", "--no-fund", "--loglevel=error", cwd=folder)
 
 
 def _tool(name: str) -> str:

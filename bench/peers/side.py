@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DURABLE", "STORE", "VARIANT", "Loop", "Side", "program", "store", "url", "variant"]
+__all__ = ["AS_SERVER", "DURABLE", "STORE", "VARIANT", "Loop", "Side", "program", "store", "url", "variant"]
 
 STORE = "BENCH_STORE"
 VARIANT = "BENCH_VARIANT"
@@ -97,6 +97,10 @@ class Loop:
 
 DURABLE = "SELECT 'synchronous_commit=' || current_setting('synchronous_commit') || ', fsync=' || current_setting('fsync')"
 """How far a write to PostgreSQL has come, in the words of its server."""
+
+
+AS_SERVER = "as the server"
+"""How far a write to Redis has come: for all systems what the caption says of the server."""
 
 
 def url() -> str:

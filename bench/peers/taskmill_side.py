@@ -9,8 +9,9 @@ import asyncio
 import time
 
 from bench.peers import counter
-from bench.peers.side import Loop, Side, program, url, variant
+from bench.peers.side import AS_SERVER, Loop, Side, program, url, variant
 from taskmill import App
+from taskmill.config import engine_kind
 from taskmill.engine import Filter
 from taskmill.engines import schema
 from taskmill.task import LIVE
@@ -19,12 +20,13 @@ CALLERS = 64
 QUEUE = "default"
 PATIENCE = 60.0
 
-FILE = url().startswith("sqlite:")
+ENGINE = engine_kind(url())
 DURABILITY = {
-    (True, False): "wal, synchronous=FULL",
-    (True, True): "wal, synchronous=NORMAL",
-    (False, False): "synchronous_commit=on",
-    (False, True): "synchronous_commit=off",
+    ("sqlite", False): "wal, synchronous=FULL",
+    ("sqlite", True): "wal, synchronous=NORMAL",
+    ("postgres", False): "synchronous_commit=on",
+    ("postgres", True): "synchronous_commit=off",
+    ("redis", False): AS_SERVER,
 }
 
 app = App(url() + ("?durability=local" if variant() == "local" else ""))
@@ -55,12 +57,12 @@ class Taskmill(Side):
         self._loop = Loop()
 
     def prepare(self) -> None:
-        """A file is made when it is opened; in a database it is the owner's step."""
-        if not FILE:
+        """In a database it is the owner's step; elsewhere a store is made when it is opened."""
+        if ENGINE == "postgres":
             schema(url()).upgrade()
 
     def durability(self) -> str:
-        return DURABILITY[FILE, variant() == "local"]
+        return DURABILITY[ENGINE, variant() == "local"]
 
     def single(self, n: int) -> None:
         self._loop.run(self._one_by_one(n))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import drain, latency, memory, submit
+from bench import contenders_postgres, contenders_redis, drain, latency, memory, submit
 from bench.contenders import HUEY, LOCAL, PEERS, TASKMILL, TASKMILL_ASYNC, Contender, Drained, Waits
 from bench.group import Group
 from bench.peers import counter, environments
@@ -196,11 +196,20 @@ def test_environments_live_where_they_are_told(monkeypatch: pytest.MonkeyPatch, 
     assert environments.cache() == tmp_path / "here"
 
 
-@pytest.mark.parametrize("peer", sorted({contender.peer for contender in PEERS}))
+@pytest.mark.parametrize("peer", sorted({contender.peer for contender in (*PEERS, *contenders_postgres.PEERS, *contenders_redis.PEERS)}))
 def test_every_peer_has_its_releases_pinned(peer: str) -> None:
-    lines = (BENCH / "peers" / f"{peer}.txt").read_text(encoding="utf-8").split()
-    assert any(line.startswith(f"{peer}==") for line in lines)
-    assert all("==" in line for line in lines)
+    folder = BENCH / "peers" / peer
+    if (folder / "go.mod").exists():
+        assert f"/{peer} v" in (folder / "go.mod").read_text(encoding="utf-8")
+        assert "h1:" in (folder / "go.sum").read_text(encoding="utf-8")
+    elif folder.exists():
+        wanted = json.loads((folder / "package.json").read_text(encoding="utf-8"))["dependencies"]
+        locked = json.loads((folder / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+        assert all(locked[f"node_modules/{name}"]["version"] == release for name, release in wanted.items())
+    else:
+        lines = folder.with_suffix(".txt").read_text(encoding="utf-8").split()
+        assert any(line.startswith(f"{peer}==") for line in lines)
+        assert all("==" in line for line in lines)
 
 
 # Small runs

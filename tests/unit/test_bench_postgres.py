@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from bench import compare, drain, drain_postgres, held, latency_postgres, postgres_server, runner, submit_postgres
 from bench.contenders import Contender, Drained, Waits
-from bench.contenders_postgres import ALL, GRAPHILE, PEERS, PGQUEUER, PROCRASTINATE, RIVER, TASKMILL, TASKMILL_ASYNC
+from bench.contenders_postgres import ALL, GRAPHILE, PGQUEUER, PROCRASTINATE, RIVER, TASKMILL, TASKMILL_ASYNC
 from bench.peers import environments
 from bench.report import Figure
 from bench.submit import Submits
 
-PEERS_FOLDER = Path(__file__).resolve().parents[2] / "bench" / "peers"
 WORDS = dict.fromkeys(ALL, "release; durability")
 
 
@@ -102,22 +100,6 @@ def test_a_held_snapshot_is_judged_by_the_last_fifth() -> None:
 
 
 # Peers and servers
-
-
-@pytest.mark.parametrize("peer", sorted({contender.peer for contender in PEERS}))
-def test_every_peer_has_its_releases_pinned(peer: str) -> None:
-    folder = PEERS_FOLDER / peer
-    if (folder / "go.mod").exists():
-        assert "github.com/riverqueue/river v" in (folder / "go.mod").read_text(encoding="utf-8")
-        assert "h1:" in (folder / "go.sum").read_text(encoding="utf-8")
-    elif folder.exists():
-        wanted = json.loads((folder / "package.json").read_text(encoding="utf-8"))["dependencies"]
-        locked = json.loads((folder / "package-lock.json").read_text(encoding="utf-8"))["packages"]
-        assert all(locked[f"node_modules/{name}"]["version"] == release for name, release in wanted.items())
-    else:
-        lines = (PEERS_FOLDER / f"{peer}.txt").read_text(encoding="utf-8").split()
-        assert any(line.startswith(f"{peer}==") for line in lines)
-        assert all("==" in line for line in lines)
 
 
 @pytest.mark.parametrize(("peer", "tool"), [("river", "go"), ("graphile", "node")])

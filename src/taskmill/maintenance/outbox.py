@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from taskmill.clock import MILLISECOND, SECOND
 from taskmill.engine import Engine, Entry, Term
-from taskmill.errors import StaleTerm
+from taskmill.errors import StaleTerm, TaskmillError
 from taskmill.maintenance.leader import Leader
 from taskmill.maintenance.loop import Loop, Outage, backoff, tick
 
@@ -53,7 +53,8 @@ class Channel:
         except Exception as error:  # a deliverer is somebody else's code and speaks to somebody else's server
             self.failures += 1
             if self.failures == 1:
-                logger.warning("outbox: %s entries cannot be delivered, trying on: %r", self.kind, error, exc_info=error)
+                expected = isinstance(error, TaskmillError)  # it says what to do; where it was raised helps nobody
+                logger.warning("outbox: %s entries cannot be delivered, trying on: %s", self.kind, error if expected else repr(error), exc_info=not expected)
             return False
         if self.failures:
             logger.warning("outbox: %s entries are delivered again after %d failures", self.kind, self.failures)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import msgspec
+
+from taskmill.clock import MINUTE, SECOND, format_duration
 from taskmill.engine import Finding
 from taskmill.engines.redis.store import Store
 from taskmill.errors import InvalidSettings, StoreError, WrongStore
@@ -89,7 +92,24 @@ async def check(store: Store) -> tuple[Finding, ...]:
     if line < min(PATCHED) or release < PATCHED.get(line, 0 if line > max(PATCHED) else 1_000):
         hint = "upgrade, or see that your distribution has patched it; give nobody else the right to run scripts"
         findings.append(Finding("warning", "old_lua", f"Redis {about['redis_version']} is older than the releases patched for CVE-2025-49844", hint))
-    return tuple(findings)
+    return (*findings, *await _outbox(store))
+
+
+async def _outbox(store: Store) -> list[Finding]:
+    """What is owed to other places and waits, by kind."""
+    findings = []
+    for kind in sorted(name.decode() for name in await store.ask("SMEMBERS", store.key("owed"))):
+        if kind == "archive" and store.target.archive is None:
+            hint = "add archive= to the URL of every program, with the archive's own URL, or with none to give it up; until then nothing that ends is pruned"
+            findings.append(Finding("warning", "archive_unnamed", "what ends is owed to an archive, and the URL of this store names none", hint))
+        entries = await store.ask("ZCARD", store.key(f"outbox:{kind}"))
+        oldest = await store.ask("ZRANGE", store.key(f"outbox:{kind}"), 0, 0)
+        if oldest:
+            age = max(0, store.clock.now() - msgspec.msgpack.decode(oldest[0])[3])
+            message = f"{entries} entries of the outbox ({kind}) are not delivered yet, the oldest for {format_duration(max(SECOND, age // SECOND * SECOND))}"
+            hint = "a worker, or taskmill scheduler, delivers them: look into its log; their tasks stay in the store until then"
+            findings.append(Finding("warning" if age > MINUTE else "info", "outbox_lag", message, hint))
+    return findings
 
 
 def _persistence(about: dict[str, str]) -> list[Finding]:

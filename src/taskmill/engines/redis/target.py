@@ -1,6 +1,6 @@
 """What a URL of Redis says: the server, who asks it, the prefix of every key, and how far an acknowledged write must have come.
 
-redis://user:password@host:port/database?prefix=tm&durability=local&busy_timeout=30s
+redis://user:password@host:port/database?prefix=tm&durability=local&busy_timeout=30s&archive=postgresql%3A%2F%2F…
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct
 
 from taskmill.clock import SECOND, duration
-from taskmill.config import Secret, url_parameters
+from taskmill.config import Secret, mask_url, url_parameters
 from taskmill.engine import Durability
 from taskmill.errors import InvalidSettings
 from taskmill.task import check_name
@@ -35,6 +35,8 @@ class Target(Struct, frozen=True, kw_only=True):
     durability: Durability = Durability.LOCAL
     """How far an acknowledged write must have come; so far this version can say no more than `local`."""
     busy_timeout: int = 30 * SECOND
+    archive: Secret | None = None
+    """The URL of the PostgreSQL database that finished tasks are copied to, or `none`."""
 
     def __str__(self) -> str:
         return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}/{self.database}?prefix={self.prefix}"
@@ -83,4 +85,5 @@ def parse(url: str, *, busy_timeout: int = 30 * SECOND) -> Target:
         prefix=check_name(parameters.get("prefix", PREFIX), "prefix"),
         tls=parts.scheme == "rediss",
         busy_timeout=busy_timeout,
+        archive=Secret(parameters["archive"], mask_url(parameters["archive"])) if "archive" in parameters else None,
     )

@@ -13,6 +13,7 @@ from taskmill.engine import Durability, Engine, Entry
 from taskmill.errors import InvalidSettings
 
 if TYPE_CHECKING:
+    from taskmill.engines.archive.delivery import Hot
     from taskmill.engines.postgres.target import Target
     from taskmill.engines.redis.target import Target as Place
 
@@ -57,7 +58,7 @@ def create(
         from taskmill.engines.redis.engine import RedisEngine
 
         engine = RedisEngine(place, clock=clock, lease=lease, term=term)
-        return engine if place.archive is None else _with_archive(engine, place.archive, busy_timeout)
+        return engine if place.archive is None else _with_archive(engine, place.archive, place.busy_timeout)
     path, durability, busy_timeout = _sqlite(url, base, durability, busy_timeout)
     from taskmill.engines.sqlite.engine import SQLiteEngine
 
@@ -117,7 +118,7 @@ def _redis(url: str, busy_timeout: int) -> Place:
     return parse(url, busy_timeout=busy_timeout)
 
 
-def _with_archive(engine: Engine, url: Secret, busy_timeout: int) -> Engine:
+def _with_archive(engine: Hot, url: Secret, busy_timeout: int) -> Engine:
     """The engine, and behind it the archive that its URL names."""
     if find_spec("asyncpg") is None:
         raise InvalidSettings("an archive needs asyncpg", code="missing_driver", field="archive", hint="pip install 'taskmill[postgres]'")

@@ -63,7 +63,8 @@ class Channel:
 
 
 class Outbox:
-    """The leader's loops, one for each kind that has a deliverer; without deliverers it does nothing and does not lead."""
+    """The leader's loops, one for each kind that has a deliverer; without deliverers it does nothing and does not lead. A deliverer's own `batch` goes before
+    that of all."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class Outbox:
         self._engine = engine
         self._beat = beat
         self._outage = outage or Outage(engine.clock)
-        self._channels = [Channel(engine, kind, deliver, batch) for kind, deliver in deliverers.items()]
+        self._channels = [Channel(engine, kind, deliver, getattr(deliver, "batch", batch)) for kind, deliver in deliverers.items()]
         self._subscribed = False
         self.leader = Leader(engine, "outbox", holder, beat=beat)
 

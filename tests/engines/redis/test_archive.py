@@ -210,7 +210,7 @@ async def test_a_second_end_goes_over_the_first(store: Archived, engine: Engine)
 async def test_an_older_record_goes_over_no_newer_one(store: Archived, engine: Engine) -> None:
     """A deliverer that was paused between reading and writing comes last."""
     made = await make(engine, State.DEAD)
-    old = (await record(engine, made.id), await engine.attempts(made.id))
+    old = Record(task=await record(engine, made.id), attempts=await engine.attempts(made.id))
     await engine.requeue([Target(made.id)])
     await made.holder.done(await made.holder.claim_one())
     await store.delivered(engine)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -36,6 +38,21 @@ app = App()
 @app.task(name="double")
 async def double(number: int) -> int:
     return 2 * number
+"""
+
+DELIVERER = """
+import asyncio, sys
+from taskmill.engines import create, deliverers
+
+async def main():
+    engine = create(sys.argv[1])
+    await engine.open()
+    term = await engine.lead("outbox", "dies")
+    await deliverers(engine)["archive"](await engine.outbox("archive", "", 100, term))
+    print("written", flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main())
 """
 
 
@@ -110,6 +127,29 @@ async def test_a_store_whose_url_names_no_archive_any_more_says_so(store: Archiv
     found = finding(await (await store.hot()).check(), "archive_unnamed")
     assert found is not None
     assert "archive=none" in found.hint or "none to give it up" in found.hint
+
+
+async def test_a_deliverer_killed_between_writing_and_cutting(redis_url: str, private_postgres: Postgres) -> None:
+    """Its successor writes the same again, and each task and attempt is there once."""
+    url = with_archive(redis_url, private_postgres.url())
+    engine = create(url)
+    await engine.open()
+    ids = {(await make(engine, State.COMPLETED)).id for _ in range(5)}
+    process = subprocess.Popen([sys.executable, "-c", DELIVERER, url], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert await asyncio.to_thread(process.stdout.readline) == b"written\n"
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    outbox = Outbox(engine, "successor", deliverers(engine))
+    deadline = time.monotonic() + SOON
+    while not (delivered := await outbox.once()):
+        assert time.monotonic() < deadline, "the term of the dead one never ended"
+        await asyncio.sleep(0.05)
+    assert delivered == len(ids)
+    assert {id for (id,) in _archived_ids(private_postgres)} == ids
+    assert private_postgres.query("SELECT count(*), count(DISTINCT task) FROM taskmill_archive.attempt") == [(5, 5)]
+    await engine.close()
 
 
 async def test_maintenance_delivers_by_itself_through_an_outage(redis_url: str, private_postgres: Postgres) -> None:

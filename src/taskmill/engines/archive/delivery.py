@@ -6,50 +6,50 @@ own. It cannot have been removed, because what is owed is not pruned.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
 
-from taskmill.engine import Engine, Entry
-from taskmill.engines.archive.store import Archive, Ended
-from taskmill.task import LIVE, Task
+from taskmill.engine import Engine, Entry, Record
+from taskmill.engines.archive.store import Archive
 
-__all__ = ["Delivery", "forgo"]
+__all__ = ["Delivery", "Hot", "forgo"]
 
+READ = 100
+"""Records asked of the hot store at once: its other callers wait for that long."""
 MOST_BYTES = 8_000_000
-"""Of payloads and results in one transaction."""
+"""Of payloads and results, after which what was read is written."""
+
+
+class Hot(Engine, Protocol):
+    """An engine that can have an archive."""
+
+    async def whole(self, ids: Sequence[str]) -> tuple[Record, ...]:
+        """Those of the tasks that have ended, each with its attempts, as they are at one moment."""
 
 
 class Delivery:
-    """Copies what has ended from the engine to the archive."""
+    """Copies what has ended from the engine to the archive. `batch` is how many entries it would have at once."""
 
-    def __init__(self, engine: Engine, archive: Archive) -> None:
+    batch = 500
+
+    def __init__(self, engine: Hot, archive: Archive) -> None:
         self._engine = engine
         self._archive = archive
 
     async def __call__(self, entries: Sequence[Entry]) -> None:
-        ids = list(dict.fromkeys(entry.subject for entry in entries))
-        tasks = [task for task in await self._engine.get(ids) if isinstance(task, Task) and task.state not in LIVE]
-        for piece in _pieces(tasks):
-            await self._archive.keep(await asyncio.gather(*map(self._whole, piece)))
+        async for records in self._read(list(dict.fromkeys(entry.subject for entry in entries))):
+            await self._archive.keep(records)
 
-    async def _whole(self, task: Task) -> Ended:
-        """Only attempts that have ended: one of a task that was requeued since may be running."""
-        attempts = await self._engine.attempts(task.id)
-        return task, tuple(attempt for attempt in attempts if attempt.ended_at is not None)
-
-
-def _pieces(tasks: Sequence[Task]) -> Iterator[list[Task]]:
-    piece: list[Task] = []
-    size = 0
-    for task in tasks:
-        more = len(task.payload) + len(task.result or b"")
-        if piece and size + more > MOST_BYTES:
+    async def _read(self, ids: Sequence[str]) -> AsyncIterator[list[Record]]:
+        """Those that have ended, in pieces for one transaction each."""
+        piece: list[Record] = []
+        for start in range(0, len(ids), READ):
+            piece += await self._engine.whole(ids[start : start + READ])
+            if sum(len(record.task.payload) + len(record.task.result or b"") for record in piece) > MOST_BYTES:
+                yield piece
+                piece = []
+        if piece:
             yield piece
-            piece, size = [], 0
-        piece.append(task)
-        size += more
-    if piece:
-        yield piece
 
 
 async def forgo(entries: Sequence[Entry]) -> None:

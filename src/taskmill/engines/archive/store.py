@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from taskmill.clock import SECOND
+from taskmill.engine import Record
 from taskmill.engines.postgres import migrate
 from taskmill.engines.postgres.connecting import Connection, Pool
 from taskmill.engines.postgres.sql import load
@@ -24,7 +25,7 @@ from taskmill.engines.rows import decode_error, encode_error
 from taskmill.errors import StoreError, TaskmillError, WrongStore
 from taskmill.task import UUID, Attempt, Task
 
-__all__ = ["Archive", "Ended"]
+__all__ = ["Archive"]
 
 FOLDER = files(__package__)
 MIGRATIONS = FOLDER / "migrations"
@@ -32,8 +33,6 @@ FIRST = "archive"
 """The name of the first migration: what tells an archive from a store."""
 PATIENCE = 3 * SECOND
 """How long somebody who reads waits for the archive; a delivery waits for as long as the settings say."""
-
-Ended = tuple[Task, tuple[Attempt, ...]]
 
 _decode = msgspec.json.Decoder(Task).decode
 
@@ -65,22 +64,22 @@ class Archive:
 
     # Writing
 
-    async def keep(self, ended: Sequence[Ended]) -> None:
+    async def keep(self, records: Sequence[Record]) -> None:
         """All of them are there when this answers, each with its attempts, or none is. Repeats change nothing, and an older record goes over no newer one."""
         async with self._told():
             await self._migrate()
             try:
                 async with self._pool.transaction() as connection:
-                    await self._write(connection, ended)
+                    await self._write(connection, records)
             except WrongStore:
                 self._migrated = False  # somebody removed the tables: the next one makes them again
                 raise
 
-    async def _write(self, connection: Connection, ended: Sequence[Ended]) -> None:
-        rows = list(zip(*(_row(task) for task, _ in ended), strict=True))
+    async def _write(self, connection: Connection, records: Sequence[Record]) -> None:
+        rows = list(zip(*(_row(record.task) for record in records), strict=True))
         kept = {id for (id,) in await connection.fetch(self._queries.keep, *rows)}
         await connection.execute(self._queries.clear_attempts, sorted(kept))
-        attempts = [row for task, attempts in ended if task.id in kept for row in _attempt_rows(task.id, attempts)]
+        attempts = [row for record in records if record.task.id in kept for row in _attempt_rows(record)]
         if attempts:
             await connection.execute(self._queries.add_attempts, *zip(*attempts, strict=True))
 
@@ -139,7 +138,8 @@ class Archive:
         try:
             yield
         except TaskmillError as error:
-            message = f"the archive {self.target}: {error.message}"
+            named = str(self.target) in error.message
+            message = error.message if named else f"{self.target}: {error.message}"
             raise StoreError(message, code="archive_unavailable", field="archive", hint=error.hint) from None
 
 
@@ -155,9 +155,9 @@ def _task(row: Any) -> Task:
     return msgspec.structs.replace(_decode(record), payload=payload, result=result)
 
 
-def _attempt_rows(id: str, attempts: Iterable[Attempt]) -> Iterable[tuple[object, ...]]:
-    for position, one in enumerate(attempts):
-        yield id, position, one.number, one.worker, one.token, one.started_at, one.ended_at, one.outcome, encode_error(one.error)
+def _attempt_rows(record: Record) -> Iterable[tuple[object, ...]]:
+    for position, one in enumerate(record.attempts):
+        yield record.task.id, position, one.number, one.worker, one.token, one.started_at, one.ended_at, one.outcome, encode_error(one.error)
 
 
 def _attempt(row: Any) -> Attempt:

@@ -200,6 +200,10 @@ class RedisEngine:
     async def attempts(self, task: str) -> tuple[Attempt, ...]:
         return await inspect.attempts(self._opened(), task)
 
+    async def whole(self, ids: Sequence[str]) -> tuple[Record, ...]:
+        """Beside the contract, for the archive."""
+        return await inspect.whole(self._opened(), ids)
+
     async def counts(self) -> tuple[Count, ...]:
         now = self.clock.now()
         if self._counts is None or not 0 <= now - self._counts[0] < COUNTS_AGE:

@@ -33,6 +33,7 @@ USES = {
     "restore": ("place",),
     "listen": (),
     "counts": (),
+    "whole": (),
 }
 """What each verb needs beside what all of them begin with."""
 

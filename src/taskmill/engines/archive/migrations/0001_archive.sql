@@ -26,7 +26,7 @@ CREATE TABLE attempt (
   worker     text    NOT NULL,
   token      bigint  NOT NULL,
   started_at bigint  NOT NULL,
-  ended_at   bigint  NOT NULL,
+  ended_at   bigint,
   outcome    text,
   error      json,
   PRIMARY KEY (task, position)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -135,12 +134,11 @@ async def test_a_deliverer_killed_between_writing_and_cutting(redis_url: str, pr
     engine = create(url)
     await engine.open()
     ids = {(await make(engine, State.COMPLETED)).id for _ in range(5)}
-    process = subprocess.Popen([sys.executable, "-c", DELIVERER, url], stdout=subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", DELIVERER, url, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
-    assert await asyncio.to_thread(process.stdout.readline) == b"written\n"
+    assert await process.stdout.readline() == b"written\n"
     process.kill()
-    process.wait()
-    process.stdout.close()
+    await process.wait()
     outbox = Outbox(engine, "successor", deliverers(engine))
     deadline = time.monotonic() + SOON
     while not (delivered := await outbox.once()):

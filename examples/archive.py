@@ -52,7 +52,7 @@ async def look(id: str) -> None:
     """As anybody with psql can."""
     db = await asyncpg.connect(sys.argv[2])
     try:
-        row = await db.fetchrow(f"SELECT type, state, payload, result FROM {SCHEMA}.tasks WHERE id = $1", id)
+        [row] = await db.fetch(f"SELECT type, state, payload, result FROM {SCHEMA}.tasks WHERE id = $1", id)
         print("in PostgreSQL:", tuple(row))
     finally:
         await db.close()

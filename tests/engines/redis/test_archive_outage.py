@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -108,6 +110,31 @@ async def test_work_goes_on_and_nothing_is_dropped(store: Archived, private_post
     found = await engine.check()
     assert (finding(found, "archive_unreachable"), finding(found, "outbox_lag")) == (None, None)
     assert finding(found, "archive") is not None
+
+
+async def test_a_frozen_archive_holds_up_neither_work_nor_its_own_delivery(store: Archived, private_postgres: Postgres) -> None:
+    """It takes connections and answers nothing; when it goes on, so does delivery."""
+    engine = await store.engine()
+    outbox = Outbox(engine, "me", deliverers(engine))
+    first = await make(engine, State.COMPLETED)
+    assert [await outbox.once() for _ in range(2)] == [1, 0]
+    assert the_only(await engine.delete([Target(first.id)])).done
+    frozen = private_postgres.processes()
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        second = await make(engine, State.DEAD)
+        for _ in range(2):
+            assert await guarded(outbox.once()) == 0
+            with pytest.raises(StoreError, match="did not answer"):
+                await guarded(engine.get([first.id]))
+    finally:
+        for pid in reversed(frozen):
+            os.kill(pid, signal.SIGCONT)
+    while not await outbox.once():
+        pass
+    assert {id for (id,) in store.rows("SELECT id::text FROM tasks")} == {first.id, second.id}
+    assert (await record(engine, first.id)).state is State.COMPLETED
 
 
 async def test_the_lag_is_a_metric(store: Archived, private_postgres: Postgres) -> None:

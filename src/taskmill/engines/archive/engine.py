@@ -78,8 +78,10 @@ class _Archived:
             raise
 
     async def close(self) -> None:
-        await self._archive.close()
-        await self._engine.close()
+        try:
+            await self._archive.close()
+        finally:
+            await self._engine.close()
 
     async def check(self) -> tuple[Finding, ...]:
         return (*await self._engine.check(), await self._found())

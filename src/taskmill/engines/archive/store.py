@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from taskmill.clock import SECOND
+from taskmill.clock import SECOND, format_duration
 from taskmill.engine import Record
 from taskmill.engines.postgres import migrate
-from taskmill.engines.postgres.connecting import Connection, Pool
+from taskmill.engines.postgres.connecting import Pool
 from taskmill.engines.postgres.sql import load
 from taskmill.engines.postgres.target import Target
 from taskmill.engines.rows import decode_error, encode_error
@@ -34,6 +34,9 @@ FIRST = "archive"
 PATIENCE = 3 * SECOND
 """How long somebody who reads waits for the archive; a delivery waits for as long as the settings say."""
 
+UNAVAILABLE = "archive_unavailable"
+NO_ATTEMPTS: list[tuple[object, ...]] = [()] * 9
+
 _decode = msgspec.json.Decoder(Task).decode
 
 
@@ -47,54 +50,43 @@ _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 
 
 class Archive:
-    """One archive, seen from one process."""
+    """One archive, seen from one process. Those who read and who writes have connections of their own: a reader gives up sooner."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self._pool = Pool(target)
         self._queries: Any = load("archive.sql", target.schema, FOLDER)
-        self._turn = asyncio.Lock()
-        self._connected = False
+        self._reading = Side(target, PATIENCE)
+        self._writing = Side(target, 2 * target.patience)
         self._migrated = False
 
     async def close(self) -> None:
-        if self._connected:
-            self._connected = self._migrated = False
-            await self._pool.close()
+        self._migrated = False
+        await self._reading.close()
+        await self._writing.close()
 
     # Writing
 
     async def keep(self, records: Sequence[Record]) -> None:
         """All of them are there when this answers, each with its attempts, or none is. Repeats change nothing, and an older record goes over no newer one."""
-        async with self._told():
-            await self._migrate()
+        tasks = zip(*(_row(record.task) for record in records), strict=True)
+        attempts = zip(*(row for record in records for row in _attempt_rows(record)), strict=True)
+        async with self._writing.pool() as pool:
+            if not self._migrated:
+                await self._migrate(pool)
             try:
-                async with self._pool.transaction() as connection:
-                    await self._write(connection, records)
+                await pool.fetch(self._queries.keep, *tasks, *(list(attempts) or NO_ATTEMPTS))
             except WrongStore:
                 self._migrated = False  # somebody removed the tables: the next one makes them again
                 raise
 
-    async def _write(self, connection: Connection, records: Sequence[Record]) -> None:
-        rows = list(zip(*(_row(record.task) for record in records), strict=True))
-        kept = {id for (id,) in await connection.fetch(self._queries.keep, *rows)}
-        await connection.execute(self._queries.clear_attempts, sorted(kept))
-        attempts = [row for record in records if record.task.id in kept for row in _attempt_rows(record)]
-        if attempts:
-            await connection.execute(self._queries.add_attempts, *zip(*attempts, strict=True))
-
-    async def _migrate(self) -> None:
-        async with self._turn:
-            if self._migrated:
-                return
-            await self._connect()
-            await migrate.upgrade(self._pool, folder=MIGRATIONS)
-            async with self._pool.transaction() as connection:
-                [first, *_] = await migrate.applied(connection, self.target.schema)
-            if first.name != FIRST:
-                hint = "name another in the URL of the archive: ?schema=taskmill_archive"
-                raise WrongStore(f"the schema {self.target.schema} is a store of tasks", code="not_an_archive", field="archive", hint=hint)
-            self._migrated = True
+    async def _migrate(self, pool: Pool) -> None:
+        await migrate.upgrade(pool, folder=MIGRATIONS)
+        async with pool.transaction() as connection:
+            [first, *_] = await migrate.applied(connection, self.target.schema)
+        if first.name != FIRST:
+            hint = "name another in the URL of the archive: ?schema=taskmill_archive"
+            raise WrongStore(f"the schema {self.target.schema} is a store of tasks", code="not_an_archive", field="archive", hint=hint)
+        self._migrated = True
 
     # Reading
 
@@ -112,35 +104,51 @@ class Archive:
         return None if not rows else rows[0][0]
 
     async def _read(self, statement: str, *arguments: object) -> Sequence[Any]:
-        async with self._told():
+        async with self._reading.pool() as pool:
             try:
-                async with asyncio.timeout(PATIENCE / SECOND):
-                    async with self._turn:
-                        await self._connect()
-                    return await self._pool.fetch(statement, *arguments)
-            except TimeoutError:
-                raise StoreError("it did not answer in time", hint="is the server up, and the URL right?") from None
+                return await pool.fetch(statement, *arguments)
             except WrongStore as error:
                 if error.code != "no_store":
                     raise
                 return ()
 
-    # Connecting
 
-    async def _connect(self) -> None:
-        if not self._connected:
-            await self._pool.open()
-            self._connected = True
+class Side:
+    """Connections to the archive, made when they are first needed."""
+
+    def __init__(self, target: Target, patience: int) -> None:
+        self._target = target
+        self._patience = patience
+        self._pool: Pool | None = None
+        self._turn = asyncio.Lock()
 
     @asynccontextmanager
-    async def _told(self) -> AsyncIterator[None]:
-        """What goes wrong here is the archive's, and not that of the store that tasks run on."""
+    async def pool(self) -> AsyncIterator[Pool]:
+        """For what is asked inside there is bounded time. What goes wrong in it is the archive's, and not that of the store that tasks run on."""
         try:
-            yield
+            async with asyncio.timeout(self._patience / SECOND):
+                yield await self._opened()
+        except TimeoutError:
+            await self.close()  # connections to a server that is frozen are of no use
+            message = f"{self._target} did not answer within {format_duration(self._patience)}"
+            raise StoreError(message, code=UNAVAILABLE, field="archive", hint="is the server up, and the URL right?") from None
         except TaskmillError as error:
-            named = str(self.target) in error.message
-            message = error.message if named else f"{self.target}: {error.message}"
-            raise StoreError(message, code="archive_unavailable", field="archive", hint=error.hint) from None
+            named = str(self._target) in error.message
+            message = error.message if named else f"{self._target}: {error.message}"
+            raise StoreError(message, code=UNAVAILABLE, field="archive", hint=error.hint) from None
+
+    async def _opened(self) -> Pool:
+        async with self._turn:
+            if self._pool is None:
+                pool = Pool(self._target)
+                await pool.open()
+                self._pool = pool
+            return self._pool
+
+    async def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.close(0)
 
 
 def _row(task: Task) -> tuple[object, ...]:

@@ -53,7 +53,7 @@ _SCHEMES: dict[str, EngineKind] = {"sqlite": "sqlite", "postgresql": "postgres",
 _OWN_PARAMETERS: dict[EngineKind, tuple[str, ...]] = {
     "sqlite": (),
     "postgres": ("schema", "pool", "host", "port", "application_name", "sslmode", "sslrootcert", "sslcert", "sslkey", "target_session_attrs"),
-    "redis": ("cluster", "prefix", "sentinel"),
+    "redis": ("archive", "cluster", "prefix", "sentinel"),
     "kafka": ("state", "archive"),
 }
 # These are settings too; in a URL they travel with the store they are about.
@@ -504,7 +504,8 @@ def url_parameters(url: str | Secret) -> dict[str, str]:
     known = _OWN_PARAMETERS[kind] + _SHARED_PARAMETERS[kind]
     query = _text(url).partition("?")[2]
     if kind != "kafka" and "@" in query:
-        _refuse_url("invalid_value", "an @ stands behind the ? of the URL", "a password with ? & # / or @ in it must be percent-encoded")
+        hint = "percent-encode the whole URL of the archive" if "archive=" in query else "a password with ? & # / or @ in it must be percent-encoded"
+        _refuse_url("invalid_value", "an @ stands behind the ? of the URL", hint)
     found: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in known:
@@ -545,10 +546,25 @@ def mask_url(url: str | Secret) -> str:
     text = _text(url)
     if text.startswith("sqlite:"):
         return text
+    if re.match("rediss?://[^?]*[?]", text):
+        return _mask_redis(text)
     nested = re.fullmatch(r"(?s)(kafka://[^?]*\?)((?:state|archive|durability)=.*)", text)
     front = re.sub(r"(?s)^(.*?://[^:@]*):.*@", r"\1:***@", nested[1] if nested else text)
     front = re.sub(r"(?i)([?&][^=&]*(?:password|passwd|secret|token|key)[^=&]*)=[^&]*", r"\1=***", front)
     return front + "&".join(_mask_parameter(part) for part in nested[2].split("&")) if nested else front
+
+
+_SURE_FRONT = re.compile(r"(?s)(rediss?://(?:[^@?]*@)?[^:@?/]*(?::\d*)?(?:/[^?:@]*)?)\?(.*)")
+
+
+def _mask_redis(text: str) -> str:
+    """A URL of Redis with a query: that of its archive lies in it percent-encoded, password and all. Where a part is not what it seems, nothing is shown."""
+    sure = _SURE_FRONT.fullmatch(text)
+    parts = [part.partition("=") for part in sure[2].split("&")] if sure else []
+    if not sure or any(name not in _OWN_PARAMETERS["redis"] + _SHARED_PARAMETERS["redis"] for name, _, _ in parts):
+        return re.sub(r"(?s)^(rediss?://).*", r"\1***", text)
+    shown = [_mask_parameter(f"{name}={value}") if name == "archive" or re.search("[@:%]", value) else f"{name}={value}" for name, _, value in parts]
+    return f"{mask_url(sure[1])}?{'&'.join(shown)}"
 
 
 def _mask_parameter(part: str) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.redis import RedisServer
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = {
     "engine_tour.py": [
@@ -81,6 +83,16 @@ ON_POSTGRES = {
     ],
 }
 """Those that need a server, whose URL they are given."""
+ON_REDIS = {
+    "archive.py": [
+        "result: invoice of order 7",
+        "deleted from Redis; its result is still: invoice of order 7",
+        "attempts: ['completed']",
+        "findings: ['archive']",
+        "in PostgreSQL: ('invoice', 'completed', '{\"order\":7}', '\"invoice of order 7\"')",
+    ],
+}
+"""Those that need a server of each, whose URLs they are given."""
 HELPERS = {"running.py"}
 
 
@@ -92,12 +104,12 @@ def run(name: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess
 
 
 def test_every_example_is_tried() -> None:
-    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES) | set(ON_POSTGRES) | HELPERS
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES) | set(ON_POSTGRES) | set(ON_REDIS) | HELPERS
 
 
 def test_every_example_is_in_the_table_of_its_folder() -> None:
     page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    assert [name for name in (*EXAMPLES, *ON_POSTGRES) if f"[{name}]({name})" not in page] == []
+    assert [name for name in (*EXAMPLES, *ON_POSTGRES, *ON_REDIS) if f"[{name}]({name})" not in page] == []
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -116,6 +128,25 @@ def test_an_example_runs_on_postgres(name: str, tmp_path: Path, postgres_url: st
         assert (done.returncode, done.stderr) == (0, "")
         assert [line for line in ON_POSTGRES[name] if line not in done.stdout.splitlines()] == []
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ON_REDIS)
+def test_an_example_runs_on_redis_and_postgres(name: str, tmp_path: Path, redis_server: RedisServer, postgres_url: str) -> None:
+    for _ in range(2):
+        done = run(name, tmp_path, redis_server.url().partition("?")[0], postgres_url)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [line for line in ON_REDIS[name] if line not in done.stdout.splitlines()] == []
+        assert list(tmp_path.iterdir()) == []
+        with redis_server.client() as client:
+            assert client.keys("archive-example:*") == []
+
+
+@pytest.mark.parametrize("name", ON_REDIS)
+@pytest.mark.parametrize("arguments", [[], ["redis://h/0"], ["postgresql://a", "redis://b"]])
+def test_an_example_that_needs_two_servers_says_so(name: str, arguments: list[str], tmp_path: Path) -> None:
+    done = run(name, tmp_path, *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"python examples/{name} redis://" in done.stderr
 
 
 @pytest.mark.parametrize("name", ON_POSTGRES)

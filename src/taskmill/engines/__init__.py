@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from taskmill.clock import SECOND, Clock, duration
-from taskmill.config import MEMORY, Settings, engine_kind, sqlite_path, url_parameters
-from taskmill.engine import Durability, Engine
+from taskmill.config import MEMORY, Secret, Settings, engine_kind, sqlite_path, url_parameters
+from taskmill.engine import Durability, Engine, Entry
 from taskmill.errors import InvalidSettings
 
 if TYPE_CHECKING:
+    from taskmill.engines.archive.delivery import Hot
     from taskmill.engines.postgres.target import Target
     from taskmill.engines.redis.target import Target as Place
 
-__all__ = ["Schema", "create", "of_settings", "schema"]
+__all__ = ["Schema", "create", "deliverers", "of_settings", "schema"]
 
 
 class Schema(Protocol):
@@ -57,7 +58,8 @@ def create(
         place = _redis(url, durability, busy_timeout)
         from taskmill.engines.redis.engine import engine_of
 
-        return engine_of(place, clock=clock, lease=lease, term=term)
+        engine = engine_of(place, clock=clock, lease=lease, term=term)
+        return engine if place.archive is None else _with_archive(engine, place.archive, place.busy_timeout)
     path, durability, busy_timeout = _sqlite(url, base, durability, busy_timeout)
     from taskmill.engines.sqlite.engine import SQLiteEngine
 
@@ -70,6 +72,12 @@ def of_settings(settings: Settings, base: Path, *, clock: Clock | None = None) -
         settings.url.reveal(), clock=clock, base=base, durability=Durability(settings.durability), busy_timeout=settings.busy_timeout,
         lease=settings.lease, term=settings.term,
     )  # fmt: skip
+
+
+def deliverers(engine: Engine) -> Mapping[str, Callable[[Sequence[Entry]], Awaitable[None]]]:
+    """By kind of the outbox, what the engine itself brings to other places; whoever looks after its store runs them."""
+    found: Mapping[str, Callable[[Sequence[Entry]], Awaitable[None]]] = getattr(engine, "deliverers", {})
+    return found
 
 
 def schema(url: str, *, clock: Clock | None = None, base: Path | None = None, durability: Durability | None = None, busy_timeout: int = 30 * SECOND) -> Schema:
@@ -107,6 +115,15 @@ def _redis(url: str, durability: Durability | None, busy_timeout: int) -> Place:
     from taskmill.engines.redis.target import parse
 
     return parse(url, durability=durability, busy_timeout=busy_timeout)
+
+
+def _with_archive(engine: Hot, url: Secret, busy_timeout: int) -> Engine:
+    """The engine, and behind it the archive that its URL names."""
+    if find_spec("asyncpg") is None:
+        raise InvalidSettings("an archive needs asyncpg", code="missing_driver", field="archive", hint="pip install 'taskmill[postgres]'")
+    from taskmill.engines.archive.engine import archived
+
+    return archived(engine, url, busy_timeout=busy_timeout)
 
 
 def _sqlite(url: str, base: Path | None, durability: Durability | None, busy_timeout: int) -> tuple[Path, Durability, int]:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from taskmill.config import Settings
 from taskmill.engine import Engine
+from taskmill.engines import deliverers as deliverers_of
 from taskmill.maintenance.loop import Outage
 from taskmill.maintenance.outbox import Deliverer, Outbox
 from taskmill.maintenance.pruning import Pruning, retention_of
@@ -28,14 +29,14 @@ _NOBODY: Mapping[str, Deliverer] = MappingProxyType({})
 
 
 class Maintenance:
-    """All loops of one process; `holder` names it among those that would lead."""
+    """All loops of one process; `holder` names it among those that would lead, `deliverers` are those beside the engine's own."""
 
     def __init__(self, engine: Engine, settings: Settings, holder: str, deliverers: Mapping[str, Deliverer] = _NOBODY) -> None:
         outage, beat = Outage(engine.clock), settings.beat
         self.recovery = Recovery(engine, interval=settings.recovery_interval, outage=outage)
         self.schedules = Schedules(engine, holder, beat=beat, outage=outage)
         self.pruning = Pruning(engine, holder, retention_of(settings), beat=2 * beat, outage=outage)  # nobody misses a pruner for seconds
-        self.outbox = Outbox(engine, holder, deliverers, beat=beat, outage=outage)
+        self.outbox = Outbox(engine, holder, {**deliverers_of(engine), **deliverers}, beat=beat, outage=outage)
 
     async def run(self) -> None:
         """Until cancelled; then what it leads is given up, so that a successor begins at once."""

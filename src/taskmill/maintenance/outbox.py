@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from taskmill.clock import MILLISECOND, SECOND
 from taskmill.engine import Engine, Entry, Term
-from taskmill.errors import StaleTerm
+from taskmill.errors import StaleTerm, TaskmillError
 from taskmill.maintenance.leader import Leader
 from taskmill.maintenance.loop import Loop, Outage, backoff, tick
 
@@ -53,7 +53,8 @@ class Channel:
         except Exception as error:  # a deliverer is somebody else's code and speaks to somebody else's server
             self.failures += 1
             if self.failures == 1:
-                logger.warning("outbox: %s entries cannot be delivered, trying on: %r", self.kind, error, exc_info=error)
+                expected = isinstance(error, TaskmillError)  # it says what to do; where it was raised helps nobody
+                logger.warning("outbox: %s entries cannot be delivered, trying on: %s", self.kind, error if expected else repr(error), exc_info=not expected)
             return False
         if self.failures:
             logger.warning("outbox: %s entries are delivered again after %d failures", self.kind, self.failures)
@@ -62,7 +63,8 @@ class Channel:
 
 
 class Outbox:
-    """The leader's loops, one for each kind that has a deliverer; without deliverers it does nothing and does not lead."""
+    """The leader's loops, one for each kind that has a deliverer; without deliverers it does nothing and does not lead. A deliverer's own `batch` goes before
+    that of all."""
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class Outbox:
         self._engine = engine
         self._beat = beat
         self._outage = outage or Outage(engine.clock)
-        self._channels = [Channel(engine, kind, deliver, batch) for kind, deliver in deliverers.items()]
+        self._channels = [Channel(engine, kind, deliver, getattr(deliver, "batch", batch)) for kind, deliver in deliverers.items()]
         self._subscribed = False
         self.leader = Leader(engine, "outbox", holder, beat=beat)
 

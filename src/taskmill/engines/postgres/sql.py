@@ -21,7 +21,8 @@ _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 _PHASE = re.compile(r"-- phase: (\w+)\s*$", re.MULTILINE)
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql", re.ASCII)
 
-MIGRATIONS: Traversable = files(__package__) / "migrations"
+FOLDER: Traversable = files(__package__)
+MIGRATIONS: Traversable = FOLDER / "migrations"
 
 Phase = Literal["expand", "contract"]
 
@@ -56,8 +57,8 @@ def filled(text: str, schema: str) -> str:
     return text.replace("{schema}", quoted(schema)).replace("{schema_name}", schema)
 
 
-def load(file: str, schema: str) -> Queries:
-    text = filled((files(__package__) / file).read_text(encoding="utf-8"), schema)
+def load(file: str, schema: str, folder: Traversable = FOLDER) -> Queries:
+    text = filled((folder / file).read_text(encoding="utf-8"), schema)
     parts = _NAME.split(text)[1:]
     return Queries({name: statement.strip().rstrip(";") for name, statement in zip(parts[::2], parts[1::2], strict=True)})
 

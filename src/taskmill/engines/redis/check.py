@@ -6,8 +6,10 @@ import asyncio
 import logging
 from typing import Any
 
+import msgspec
 from redis.exceptions import RedisError, ResponseError
 
+from taskmill.clock import MINUTE, SECOND, format_duration
 from taskmill.engine import Durability, Finding
 from taskmill.engines.redis.nodes import Client
 from taskmill.engines.redis.store import Shards, Store, translate
@@ -118,7 +120,27 @@ def _version(about: dict[str, str]) -> tuple[int, int]:
 async def check(shards: Shards) -> tuple[Finding, ...]:
     """What is true of one of the servers is said once."""
     found = {finding: None for about in await _abouts(shards) for finding in (*_persistence(about), *_replicas(about, shards.target), *_lua(about))}
-    return tuple(found)
+    return (*found, *await _outbox(shards))
+
+
+async def _outbox(shards: Shards) -> list[Finding]:
+    """What is owed to other places and waits, by kind."""
+    findings = []
+    first = shards[0]
+    for kind in sorted(name.decode() for name in await first.ask("SMEMBERS", first.key("owed"))):
+        if kind == "archive" and shards.target.archive is None:
+            hint = "add archive= to the URL of every program, with the archive's own URL, or with none to give it up; until then nothing that ends is pruned"
+            findings.append(Finding("warning", "archive_unnamed", "what ends is owed to an archive, and the URL of this store names none", hint))
+        entries, oldest = 0, []
+        for store in await shards.in_use():
+            entries += await store.ask("ZCARD", store.key(f"outbox:{kind}"))
+            oldest += [msgspec.msgpack.decode(raw)[3] for raw in await store.ask("ZRANGE", store.key(f"outbox:{kind}"), 0, 0)]
+        if oldest:
+            age = max(0, shards.clock.now() - min(oldest))
+            message = f"{entries} entries of the outbox ({kind}) are not delivered yet, the oldest for {format_duration(max(SECOND, age // SECOND * SECOND))}"
+            hint = "a worker, or taskmill scheduler, delivers them: look into its log; their tasks stay in the store until then"
+            findings.append(Finding("warning" if age > MINUTE else "info", "outbox_lag", message, hint))
+    return findings
 
 
 def _persistence(about: dict[str, str]) -> list[Finding]:

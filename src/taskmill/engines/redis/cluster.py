@@ -346,6 +346,16 @@ class ClusterEngine:
         shown = {id: seen(shard, task) if isinstance(task, Task) else task for id, (shard, task) in found.items()}
         return tuple(shown.get(id) for id in ids)
 
+    async def whole(self, ids: Sequence[str]) -> tuple[Record, ...]:
+        """Tasks with their attempts, each of one moment; those that are not there are left out."""
+        found = await self._crossing.located(ids)
+        records: dict[str, Record] = {}
+        for shard, some in by_shard({id: shard for id, (shard, _) in found.items()}).items():
+            for one in await self._part(shard).whole(some):
+                attempts = tuple(msgspec.structs.replace(attempt, token=outward(shard, attempt.token)) for attempt in one.attempts)
+                records[one.task.id] = msgspec.structs.replace(one, task=seen(shard, one.task), attempts=attempts)
+        return tuple(records[id] for id in ids if id in records)
+
     async def edges(self, task: str, *, after: int = 0, n: int = 1_000) -> tuple[EdgeResult, ...]:
         self._part(0)
         home = (await self._crossing.located([task])).get(task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
 from taskmill.clock import SECOND, Clock
 from taskmill.engine import (
@@ -16,7 +17,6 @@ from taskmill.engine import (
     Claim,
     Count,
     Durability,
-    Engine,
     Entry,
     Features,
     Filter,
@@ -48,12 +48,15 @@ from taskmill.engines.redis.waiting import Events, Hints, Waiters, Wakes, listen
 from taskmill.errors import Conflict, StoreError
 from taskmill.task import Attempt, EdgeResult, Gone, NewTask, State, Task, check_id, check_key, check_name, new_id, sequence_of
 
+if TYPE_CHECKING:
+    from taskmill.engines.redis.cluster import ClusterEngine
+
 __all__ = ["RedisEngine", "engine_of"]
 
 COUNTS_AGE = 5 * SECOND
 
 
-def engine_of(place: Place, *, clock: Clock | None = None, lease: int = 4 * SECOND, term: int = 4 * SECOND) -> Engine:
+def engine_of(place: Place, *, clock: Clock | None = None, lease: int = 4 * SECOND, term: int = 4 * SECOND) -> RedisEngine | ClusterEngine:
     """The engine for what a URL says, not yet opened."""
     shards = Shards(place, clock)
     if not place.cluster:
@@ -233,6 +236,10 @@ class RedisEngine:
 
     async def attempts(self, task: str) -> tuple[Attempt, ...]:
         return await inspect.attempts(self._opened(), task)
+
+    async def whole(self, ids: Sequence[str]) -> tuple[Record, ...]:
+        """Beside the contract, for the archive."""
+        return await inspect.whole(self._opened(), ids)
 
     async def counts(self) -> tuple[Count, ...]:
         now = self.clock.now()

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from taskmill.engine import Count, Filter, Item, Page, WorkerInfo
-from taskmill.engines.redis.records import parts, task_of
+from taskmill.engine import Count, Filter, Item, Page, Record, WorkerInfo
+from taskmill.engines.redis.records import Header, parts, task_from, task_of
 from taskmill.engines.redis.store import Store, items_of
 from taskmill.engines.rows import COMPLETED, ON_FAILURE, RUNNING, STATES, decode_error
 from taskmill.errors import Expired, InvalidInput, NotFound
 from taskmill.task import Attempt, EdgeResult, Gone, State, Task
 
-__all__ = ["attempts", "counts", "edges", "ended", "get", "items", "list_tasks", "matching", "raws", "workers"]
+__all__ = ["attempts", "counts", "edges", "ended", "get", "items", "list_tasks", "matching", "raws", "whole", "workers"]
 
 MOST_ROWS = 1_000
 LOOKED_AT = 10_000
@@ -114,8 +114,12 @@ async def attempts(store: Store, task: str) -> tuple[Attempt, ...]:
     [raw] = await raws(store, [task])
     if raw is None:
         raise await missing(store, task)
-    h, _ = parts(raw)
-    earlier = [_attempt(_decode(found)) for found in await store.ask("LRANGE", store.key(f"attempts:{task}"), 0, -1)]
+    return _history(parts(raw)[0], await store.ask("LRANGE", store.key(f"attempts:{task}"), 0, -1))
+
+
+def _history(h: Header, beside: Iterable[bytes]) -> tuple[Attempt, ...]:
+    """The attempts beside a record, and the one that lies in it."""
+    earlier = [_attempt(_decode(found)) for found in beside]
     if h.token is False or h.claimed_at is False or any(attempt.token == h.token for attempt in earlier):
         return tuple(earlier)
     outcome = {5: "completed", 6: "failed", 7: "cancelled"}.get(h.state)
@@ -126,6 +130,15 @@ async def attempts(store: Store, task: str) -> tuple[Attempt, ...]:
         outcome=outcome, error=decode_error(h.error if isinstance(h.error, str) else None),
     )  # fmt: skip
     return (*earlier, last)
+
+
+async def whole(store: Store, ids: Sequence[str]) -> tuple[Record, ...]:
+    """Those of the tasks that have ended, each with its attempts, as they are at one moment."""
+    counts, raws = await store.run_raw("whole", ids)
+    strings = iter(raws)
+    found = [(id, next(strings), [next(strings) for _ in range(count)]) for id, count in zip(ids, counts, strict=True) if count is not False]
+    split = [(id, *parts(raw), beside) for id, raw, beside in found]
+    return tuple(Record(task=task_from(id, h, body, 0), attempts=_history(h, beside)) for id, h, body, beside in split if h.state >= COMPLETED)
 
 
 def _attempt(row: Sequence[Any]) -> Attempt:

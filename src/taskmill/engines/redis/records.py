@@ -21,7 +21,7 @@ from taskmill.engines.rows import (
 )
 from taskmill.task import DEFAULT_DEDUPE_WINDOW, Task
 
-__all__ = ["Body", "Header", "body_of", "task_of"]
+__all__ = ["Body", "Header", "body_of", "task_from", "task_of"]
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
@@ -126,7 +126,10 @@ def body_of(raw: bytes) -> Body:
 
 
 def task_of(id: str, raw: bytes, now: int) -> Task:
-    h, body = parts(raw)
+    return task_from(id, *parts(raw), now)
+
+
+def task_from(id: str, h: Header, body: Body, now: int) -> Task:
     meta: Meta = decode_meta(body.meta)
     started_at = h.started_at or None
     if started_at is None and h.finished_at and h.token:

@@ -38,6 +38,7 @@ USES = {
     "fell": (),
     "attach": ("place",),
     "yield": ("place",),
+    "whole": (),
 }
 """What each verb needs beside what all of them begin with."""
 

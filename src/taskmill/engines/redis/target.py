@@ -3,6 +3,8 @@
 redis://user:password@host:port/database?prefix=tm&durability=local&busy_timeout=30s      one server
 redis://user:password@one:26379,two:26379/0?sentinel=name                                 the primary that Sentinels name
 redis://user:password@one:7000,two:7001/?cluster=true                                     a Cluster
+
+…&archive=postgresql%3A%2F%2Fuser%40host%2Fdatabase: what has ended is copied there
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from urllib.parse import unquote
 from msgspec import Struct
 
 from taskmill.clock import SECOND, duration
-from taskmill.config import Secret, url_parameters
+from taskmill.config import Secret, mask_url, url_parameters
 from taskmill.engine import Durability
 from taskmill.errors import InvalidSettings
 from taskmill.task import check_name
@@ -43,6 +45,8 @@ class Target(Struct, frozen=True, kw_only=True):
     durability: Durability = Durability.LOCAL
     """How far a write must have come before it is acknowledged."""
     busy_timeout: int = 30 * SECOND
+    archive: Secret | None = None
+    """The URL of the PostgreSQL database that finished tasks are copied to, or `none`."""
 
     def __str__(self) -> str:
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
@@ -101,6 +105,7 @@ def parse(url: str, *, durability: Durability | None = None, busy_timeout: int =
         cluster=cluster,
         durability=_durability(parameters.get("durability", durability or Durability.LOCAL)),
         busy_timeout=busy_timeout,
+        archive=Secret(parameters["archive"], mask_url(parameters["archive"])) if "archive" in parameters else None,
     )
 
 

@@ -129,6 +129,7 @@ function M.finish(h, state, o)
   S.ended = true
   local owed = {id = h.id, type = h[F.type], queue = h[F.queue], state = STATES[state], version = h[F.version]}
   S.owe('ended', h.id, owed)
+  S.owe('archive', h.id, owed)
   if state == DEAD then S.owe('dead', h.id, owed) end
   if band(h[F.flags], WATCHED) ~= 0 then M.tell_watchers(h) end
 end

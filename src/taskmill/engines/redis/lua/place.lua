@@ -230,6 +230,7 @@ local function reject(h)
   S.ended = true
   local owed = {id = h.id, type = h[F.type], queue = h[F.queue], state = 'dead', version = 1}
   S.owe('ended', h.id, owed)
+  S.owe('archive', h.id, owed)
   S.owe('dead', h.id, owed)
 end
 

@@ -27,6 +27,7 @@ for n, t in ipairs(A[1]) do
       S.wake(h[F.queue])
     else
       call('ZADD', P .. 'ended:' .. h[F.state], h[F.finished_at] or S.now, id)
+      S.owe('archive', id, {id = id, type = h[F.type], queue = h[F.queue], state = STATES[h[F.state]], version = h[F.version]})
     end
     if t[5] then
       call('SET', P .. 'd:' .. h[F.tenant] .. '\t' .. h[F.type] .. '\t' .. t[5][1], pack({id, t[5][2], t[5][3]}))

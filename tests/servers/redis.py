@@ -1,4 +1,4 @@
-"""A Redis server of our own: the program itself is our child, so that we know whom to kill."""
+"""A Redis server of our own: the program itself is our child, so that we know whom to kill. And one that was there before us, of which tests use prefixes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import redis
 
@@ -18,12 +19,36 @@ from tests.servers import guard
 from tests.servers.programs import free_port
 from tests.servers.programs import redis as program
 
-__all__ = ["RedisServer", "Stop", "started"]
+__all__ = ["URL", "RedisServer", "Shared", "Stop", "empty", "existing", "started"]
+
+URL = "TASKMILL_TEST_REDIS"
 
 Stop = Literal["shutdown", "kill"]
 GENEROUS = 60.0
 """Seconds after which a server that has not answered never will."""
 STANDARD = {"bind": "127.0.0.1", "save": "", "appendonly": "no", "daemonize": "no", "maxmemory-policy": "noeviction"}
+
+
+class Shared(Protocol):
+    """What tests may ask of a server that is not theirs alone."""
+
+    def url(self, prefix: str = ...) -> str: ...
+
+    def client(self) -> redis.Redis: ...
+
+
+class Existing:
+    """Its own settings and keys stay as they are: every test has a prefix of its own, whose keys are removed."""
+
+    def __init__(self, url: str) -> None:
+        self._parts = urlsplit(url)
+
+    def url(self, prefix: str = "tm") -> str:
+        parameters = {**dict(parse_qsl(self._parts.query)), "prefix": prefix}
+        return urlunsplit(self._parts._replace(query=urlencode(parameters)))
+
+    def client(self) -> redis.Redis:
+        return redis.Redis.from_url(urlunsplit(self._parts._replace(query="")))
 
 
 class RedisServer:
@@ -47,7 +72,11 @@ class RedisServer:
         return self._process.pid
 
     def client(self) -> redis.Redis:
-        return redis.Redis(port=self.port, password=self.password)
+        """To the server that we started, and to no other."""
+        client = redis.Redis(port=self.port, password=self.password)
+        found = client.info("server")["process_id"]
+        assert found == self.pid, "the server that answers is not ours"
+        return client
 
     def start(self) -> None:
         """It answers when this returns, and it is ours."""
@@ -61,9 +90,7 @@ class RedisServer:
         guard.watch(self.pid, self.folder)
         deadline = time.monotonic() + GENEROUS
         while True:
-            with contextlib.suppress(redis.ConnectionError), self.client() as client:
-                found = client.info("server")["process_id"]
-                assert found == self.pid, "the server that answers is not ours"
+            with contextlib.suppress(redis.ConnectionError), self.client():
                 return
             assert self._process.poll() is None, f"Redis did not start:\n{self.log()[-4_000:]}"
             assert time.monotonic() < deadline, f"Redis does not answer:\n{self.log()[-4_000:]}"
@@ -99,3 +126,19 @@ def started(*, folders: str | None = None, **settings: object) -> Iterator[Redis
         yield server
     finally:
         server.close()
+
+
+@contextlib.contextmanager
+def existing(url: str) -> Iterator[Existing]:
+    """The server of this URL, if it answers."""
+    server = Existing(url)
+    with server.client() as client:
+        client.ping()
+    yield server
+
+
+def empty(server: Shared, prefix: str) -> None:
+    """Nothing is left under this prefix."""
+    with server.client() as client:
+        while keys := [key for _, key in zip(range(10_000), client.scan_iter(f"{prefix}:*", count=1_000), strict=False)]:
+            client.unlink(*keys)

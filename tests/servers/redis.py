@@ -54,12 +54,13 @@ class Existing:
 class RedisServer:
     """One server. It may be stopped, killed and started again; its port and its data stay."""
 
-    def __init__(self, folder: Path, program: Path, settings: Mapping[str, object]) -> None:
+    def __init__(self, folder: Path, program: Path, settings: Mapping[str, object], primary: RedisServer | None = None) -> None:
         self.folder = folder
         self.port = free_port()
-        self.password = secrets.token_hex(16)
+        self.password = primary.password if primary else secrets.token_hex(16)
         self._program = program
-        self._settings: dict[str, object] = {**STANDARD, **settings, "requirepass": self.password, "dir": folder}
+        follows = {"replicaof": f"127.0.0.1 {primary.port}", "masterauth": self.password} if primary else {}
+        self._settings: dict[str, object] = {**STANDARD, **settings, **follows, "requirepass": self.password, "dir": folder}
         self._process: subprocess.Popen[bytes] | None = None
         self._watched: list[int] = []
 
@@ -115,12 +116,12 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def started(*, folders: str | None = None, **settings: object) -> Iterator[RedisServer]:
-    """A running server."""
+def started(*, folders: str | None = None, replica_of: RedisServer | None = None, **settings: object) -> Iterator[RedisServer]:
+    """A running server; a replica has the password of its primary."""
     found = program(folders)
     folder = Path(tempfile.mkdtemp(prefix="taskmill-redis-"))
     guard.watch(0, folder)
-    server = RedisServer(folder, found, {name.replace("_", "-"): value for name, value in settings.items()})
+    server = RedisServer(folder, found, {name.replace("_", "-"): value for name, value in settings.items()}, replica_of)
     try:
         server.start()
         yield server

@@ -72,7 +72,7 @@ async def test_a_server_that_evicts(private_redis: RedisServer) -> None:
 
 
 async def test_a_replica(private_redis: RedisServer) -> None:
-    with servers.started(replicaof=f"127.0.0.1 {private_redis.port}", masterauth=private_redis.password) as replica:
+    with servers.started(replica_of=private_redis) as replica:
         assert (await refusal(replica.url())).code == "read_only"
 
 

@@ -57,7 +57,7 @@ class RedisServer:
     def __init__(self, folder: Path, program: Path, settings: Mapping[str, object], primary: RedisServer | None = None) -> None:
         self.folder = folder
         self.port = free_port()
-        self.password = primary.password if primary else secrets.token_hex(16)
+        self.password: str = primary.password if primary else secrets.token_hex(16)
         self._program = program
         follows = {"replicaof": f"127.0.0.1 {primary.port}", "masterauth": self.password} if primary else {}
         self._settings: dict[str, object] = {**STANDARD, **settings, **follows, "requirepass": self.password, "dir": folder}

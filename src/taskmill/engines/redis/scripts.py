@@ -14,27 +14,27 @@ STEP = ("step", "limits", "lanes", "moves")
 USES = {
     "submit": ("place",),
     "reserve": ("place",),
-    "claim": ("pick",),
-    "finish": ("place",),
-    "checkpoint": (),
+    "claim": ("full", "pick"),
+    "finish": ("full", "place"),
+    "checkpoint": ("full",),
     "signal": ("place",),
-    "admin": ("place", "ends"),
-    "join": ("settings",),
-    "leave": ("ends",),
-    "heartbeat": ("settings", "ends"),
-    "recover": ("ends",),
-    "prune": ("ends",),
-    "put": ("settings",),
-    "lead": (),
+    "admin": ("full", "place", "ends"),
+    "join": ("full", "settings"),
+    "leave": ("full", "ends"),
+    "heartbeat": ("full", "settings", "ends"),
+    "recover": ("full", "ends"),
+    "prune": ("full", "ends"),
+    "put": ("full", "settings"),
+    "lead": ("full",),
     "fire": ("place", "settings", "ends"),
     "take": (),
-    "outbox": (),
-    "move": (),
+    "outbox": ("full",),
+    "move": ("full",),
     "restore": ("place",),
     "listen": (),
-    "counts": (),
+    "counts": ("full",),
 }
-"""What each verb needs beside what all of them begin with."""
+"""What each verb needs beside what all of them begin with. Without `full` it brings something new, and is refused when memory is full."""
 
 
 class Script(Struct, frozen=True):

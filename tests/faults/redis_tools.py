@@ -1,4 +1,4 @@
-"""Ways in which a Redis server comes back without its last writes: from a snapshot, from a file whose end never reached the disk, as a replica that stayed behind.
+"""Ways in which a Redis server comes back without its last writes: from a snapshot, from a file whose end never reached the disk, as a replica that lags.
 
 Each has a URL that stays the same, `mark`, behind which everything may be lost, and `lose`, which kills the server and lets what is left take its place.
 """
@@ -59,8 +59,8 @@ class Snapshot:
 class File:
     """`appendfsync everysec`: the machine dies, and the end of the file was not on its disk; where it ends nobody chose.
 
-    Redis leaves the half transaction at its end in the file, and would replay that half with the next restart; so the file is written anew, as docs/engines/redis.md
-    says."""
+    Redis leaves the half transaction at its end in the file, and would replay that half with the next restart; so the file is written anew, as
+    docs/engines/redis.md says."""
 
     def __init__(self, server: RedisServer) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""The server's memory is full: nothing new is taken, and that is said; everything that ends or looks after what is there goes on, and so there is room again."""
+"""The server's memory is full: nothing new is taken, and that is said; what ends or looks after what is there goes on, and so there is room again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server does not answer for longer than a lease, forgets its scripts, cuts connections, or is emptied: nothing runs twice for it, and everybody goes on."""
+"""The server is silent for longer than a lease, forgets its scripts, cuts connections, or is emptied: nothing runs twice for it, and everybody goes on."""
 
 from __future__ import annotations
 

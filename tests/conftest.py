@@ -1,11 +1,13 @@
 """Servers for the tests that need one; nothing is started before the first of them asks.
 
-TASKMILL_TEST_POSTGRES=postgresql://… uses a server that is there; TASKMILL_TEST_PROGRAMS says in which folders the programs are.
+TASKMILL_TEST_POSTGRES=postgresql://… and TASKMILL_TEST_REDIS=redis://… use servers that are there; tests of faults start their own all the same.
+TASKMILL_TEST_PROGRAMS says in which folders the programs are.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -19,7 +21,7 @@ from tests.servers.existing import URL, Server, existing
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import Postgres
 from tests.servers.programs import FOLDERS, Absent
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisServer, Shared
 from tests.servers.redis_cluster import RedisCluster
 
 GIVEN = pytest.StashKey[dict[str, str]]()
@@ -28,7 +30,7 @@ GIVEN = pytest.StashKey[dict[str, str]]()
 def pytest_configure(config: pytest.Config) -> None:
     """Our variables are not settings of Taskmill, which refuses names that it does not know. A process that only hands tests to others
     leaves them, for those to inherit."""
-    config.stash[GIVEN] = {name: os.environ[name] for name in (URL, FOLDERS) if name in os.environ}
+    config.stash[GIVEN] = {name: os.environ[name] for name in (URL, redis_servers.URL, FOLDERS) if name in os.environ}
     worker = hasattr(config, "workerinput")
     if worker or config.getoption("dist", "no") == "no":
         for name in config.stash[GIVEN]:
@@ -60,21 +62,33 @@ def postgres_url(postgres: Server) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def redis_server(pytestconfig: pytest.Config) -> Iterator[RedisServer]:
+def redis_server(pytestconfig: pytest.Config) -> Iterator[Shared]:
     """The Redis server of this process, for all tests that leave it as it is."""
+    given = pytestconfig.stash[GIVEN]
     try:
-        with redis_servers.started(folders=pytestconfig.stash[GIVEN].get(FOLDERS)) as server:
+        url = given.get(redis_servers.URL)
+        with redis_servers.existing(url) if url else redis_servers.started(folders=given.get(FOLDERS)) as server:
             yield server
     except Absent as absent:
         skip(absent)
 
 
 @pytest.fixture
-def redis_url(redis_server: RedisServer) -> Iterator[str]:
-    """An empty store."""
-    yield redis_server.url()
-    with redis_server.client() as client:
-        client.flushall()
+def redis_url(redis_server: Shared) -> Iterator[str]:
+    """An empty store, under a prefix of its own."""
+    prefix = f"taskmill-test-{secrets.token_hex(4)}"
+    yield redis_server.url(prefix)
+    redis_servers.empty(redis_server, prefix)
+
+
+@pytest.fixture
+def private_redis(pytestconfig: pytest.Config) -> Iterator[RedisServer]:
+    """A server of one's own, which keeps nothing, and may be killed, emptied and set up otherwise."""
+    try:
+        with redis_servers.started(folders=pytestconfig.stash[GIVEN].get(FOLDERS)) as server:
+            yield server
+    except Absent as absent:
+        skip(absent)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Clients of a PostgreSQL store that submit, claim, finish and beat until they are told to come to an end, and the verdict on them."""
+"""Clients of a store on a server that submit, claim, finish and beat until they are told to come to an end, and the verdict on them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
+import msgspec
 
 from taskmill.clock import SECOND
 from taskmill.engines.postgres.target import parse
+from tests.faults.invariants_redis import dump
 from tests.faults.judging import judge
 from tests.faults.processes import Program, started
 from tests.faults.workload import client_of, prepare
@@ -51,7 +53,16 @@ async def judged(url: str, history: Path, programs: list[Program]) -> list[Event
 
 async def owed_once(url: str, reads: dict[str, Read]) -> None:
     """Every task that ended owes its outbox entry, exactly one."""
+    subjects = owed_by_redis(url) if url.startswith("redis") else await owed_by_postgres(url)
+    assert sorted(subjects) == sorted(task for task, read in reads.items() if read.state in TERMINAL)
+
+
+async def owed_by_postgres(url: str) -> list[str]:
     db = await asyncpg.connect(**parse(url).arguments())
     entries = await db.fetch("SELECT subject FROM taskmill.outbox WHERE kind = 'ended'")
     await db.close()
-    assert sorted(subject for (subject,) in entries) == sorted(task for task, read in reads.items() if read.state in TERMINAL)
+    return [subject for (subject,) in entries]
+
+
+def owed_by_redis(url: str) -> list[str]:
+    return [msgspec.msgpack.decode(raw)[1] for raw, _ in dump(url).keys.get("outbox:ended", ())]

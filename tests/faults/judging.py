@@ -33,6 +33,10 @@ async def judge(store: Path | str, history: Path, bounds: Bounds, *, all_ended: 
 async def _broken(store: Path | str) -> list[str]:
     if isinstance(store, Path):
         return broken_at(store)
+    if str(store).startswith("redis"):
+        from tests.faults.invariants_redis import broken
+
+        return broken(store)
     from tests.faults.invariants_postgres import broken_in
 
     return await broken_in(store)

@@ -75,12 +75,12 @@ class LosingAnswers:
 
 
 async def until_answered(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Every verb may be repeated: so repeat it until it answers; a store that never does is another fault."""
-    for _ in range(MOST_REPEATS):
+    """Every verb may be repeated: so repeat it until it answers, first at once and then more and more slowly; a store that never does is another fault."""
+    for n in range(MOST_REPEATS):
         try:
             return await ask()
         except AnswerLost:
-            continue
+            await asyncio.sleep(n / 100)
     return await ask()
 
 

@@ -12,7 +12,7 @@ from tests.servers.programs import Absent
 
 __all__ = ["Absence", "skip"]
 
-WHAT = {"PostgreSQL": "tests of its engine", "PgBouncer": "tests behind it"}
+WHAT = {"PostgreSQL": "tests of its engine", "PgBouncer": "tests behind it", "Redis": "tests of its engine"}
 MIDDLE = " is not installed; "
 
 

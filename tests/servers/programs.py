@@ -49,7 +49,7 @@ def pgbouncer(folders: str | None = None) -> Path:
 def redis(folders: str | None = None) -> Path:
     path = shutil.which("redis-server", path=os.pathsep.join(map(str, _folders(folders))))
     if path is None:
-        raise Absent("Redis", "apt-get install redis-server")
+        raise Absent("Redis", "apt-get install redis-server, or set TASKMILL_TEST_REDIS")
     return Path(path)
 
 

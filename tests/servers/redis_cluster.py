@@ -123,7 +123,7 @@ def cluster(*, primaries: int = 3, replicas: int = 0, folders: str | None = None
             "cluster-require-full-coverage": "no", "repl-diskless-sync-delay": 0,
             **{name.replace("_", "-"): value for name, value in settings.items()},
         }  # fmt: skip
-        servers.append(RedisServer(folder, found, given, password))
+        servers.append(RedisServer(folder, found, given, password=password))
     made = RedisCluster(servers, primaries)
     try:
         for server in servers:

@@ -214,13 +214,13 @@ def test_a_pooler_has_as_many_connections_as_it_was_told(postgres: Server) -> No
             second.execute("SELECT 1")
 
 
-def run(folder: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *options: str, probe: str = PROBE, **variables: str) -> subprocess.CompletedProcess[str]:
     """Another pytest over our conftest, with a test that wants a database."""
     (folder / "tests").mkdir()
     for name in ("__init__.py", "conftest.py"):
         shutil.copy(ROOT / "tests" / name, folder / "tests")
     (folder / "tests" / "servers").symlink_to(ROOT / "tests" / "servers")
-    (folder / "tests" / "test_probe.py").write_text(PROBE, encoding="utf-8")
+    (folder / "tests" / "test_probe.py").write_text(probe, encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\naddopts = --import-mode=importlib\n", encoding="utf-8")
     kept = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith(("TASKMILL_TEST_", "PYTEST_"))}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rP", *options, "tests"]

@@ -22,7 +22,7 @@ SOON = 30.0
 
 
 @pytest.fixture
-def durable(redis_server: RedisServer) -> Iterator[RedisServer]:
+def durable(private_redis: RedisServer) -> Iterator[RedisServer]:
     """A server of one's own that writes every step to its disk before it answers."""
     with servers.started(appendonly="yes", appendfsync="always") as server:
         yield server
@@ -46,11 +46,11 @@ async def until_it_answers(one: Worker) -> None:
             return
 
 
-async def test_scripts_that_the_server_forgot_are_sent_again(redis_server: RedisServer, redis_url: str) -> None:
-    engine = await opened(redis_url)
+async def test_scripts_that_the_server_forgot_are_sent_again(private_redis: RedisServer) -> None:
+    engine = await opened(private_redis.url())
     one = await worker(engine)
     ids = await submit_many(engine, 3)
-    with redis_server.client() as client:
+    with private_redis.client() as client:
         client.script_flush()
     tasks = await one.claim(3)
     assert ids_of(tasks) == ids
@@ -58,13 +58,13 @@ async def test_scripts_that_the_server_forgot_are_sent_again(redis_server: Redis
     await engine.close()
 
 
-async def test_connections_that_the_server_cuts(redis_server: RedisServer, redis_url: str) -> None:
+async def test_connections_that_the_server_cuts(private_redis: RedisServer) -> None:
     """The first question after it may fail, and says that it may have been applied; asked again it is answered, and nothing is there twice."""
-    engine = await opened(redis_url)
+    engine = await opened(private_redis.url())
     one = await worker(engine)
     [id] = await submit_many(engine, 1)
     for _ in range(20):
-        with redis_server.client() as client:
+        with private_redis.client() as client:
             client.client_kill_filter(_type="normal", skipme=True)
         one.request += 1
         for _ in range(3):
@@ -83,12 +83,12 @@ async def test_connections_that_the_server_cuts(redis_server: RedisServer, redis
     await engine.close()
 
 
-async def test_a_store_that_was_emptied_is_an_alarm(redis_server: RedisServer, redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    engine = await opened(redis_url)
+async def test_a_store_that_was_emptied_is_an_alarm(private_redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    engine = await opened(private_redis.url())
     one = await worker(engine)
     await submit_one(engine)
     [held] = await one.claim(1)
-    with redis_server.client() as client:
+    with private_redis.client() as client:
         client.flushall()
     with caplog.at_level(logging.CRITICAL):
         await engine.recover_lost()
@@ -126,14 +126,14 @@ async def test_killed_again_and_again_nothing_acknowledged_is_lost(durable: Redi
     await engine.close()
 
 
-async def test_a_paused_server_costs_nobody_a_lease(redis_server: RedisServer, redis_url: str) -> None:
+async def test_a_paused_server_costs_nobody_a_lease(private_redis: RedisServer) -> None:
     """Beats and recovery stand still together; the pause is the store's, and counts no crash."""
-    engine = await opened(redis_url)
+    engine = await opened(private_redis.url())
     one = await worker(engine, lease=1_000_000)
     [id] = await submit_many(engine, 1)
     [held] = await one.claim(1)
     await engine.recover_lost()
-    with redis_server.client() as client:
+    with private_redis.client() as client:
         client.execute_command("CLIENT", "PAUSE", 5_000, "ALL")
     await asyncio.gather(engine.recover_lost(), one.beat())
     await engine.recover_lost()
@@ -145,11 +145,11 @@ async def test_a_paused_server_costs_nobody_a_lease(redis_server: RedisServer, r
     await engine.close()
 
 
-async def test_an_outbox_cursor_of_before_passes_nothing_by(redis_server: RedisServer) -> None:
+async def test_an_outbox_cursor_of_before_passes_nothing_by(private_redis: RedisServer) -> None:
     """A server that comes back without its last writes gives higher numbers all the same: what is owed now is not taken for delivered."""
 
     async def owed(after: str) -> list[tuple[str, str]]:
-        engine = await opened(server.url())
+        engine = await opened(private_redis.url())
         await engine.put("outbox", "ended", b"{}")
         one = await worker(engine)
         [id] = await submit_many(engine, 1)
@@ -161,8 +161,7 @@ async def test_an_outbox_cursor_of_before_passes_nothing_by(redis_server: RedisS
         assert [subject for _, subject in found] == [id]
         return found
 
-    with servers.started() as server:
-        [(cursor, _)] = await owed("")
-        server.stop("kill")
-        server.start()
-        await owed(cursor)
+    [(cursor, _)] = await owed("")
+    private_redis.stop("kill")
+    private_redis.start()
+    await owed(cursor)

@@ -11,9 +11,9 @@ LIVE = 300
 """More than a slice of tasks whose keys have run out and who live."""
 
 
-async def test_keys_of_those_who_live_do_not_keep_others_from_being_forgotten(redis_server: RedisServer, redis_url: str) -> None:
+async def test_keys_of_those_who_live_do_not_keep_others_from_being_forgotten(private_redis: RedisServer) -> None:
     clock = ManualClock()
-    engine = create(redis_url, clock=clock)
+    engine = create(private_redis.url(), clock=clock)
     await engine.open()
     await submit(engine, *(new(n, idempotency_key=f"live-{n}", idempotency_window=SECOND, delay=3_600 * SECOND) for n in range(LIVE)))
     await engine.submit([new(0, idempotency_key="gone", idempotency_window=2 * SECOND)], reserved=True)
@@ -24,7 +24,7 @@ async def test_keys_of_those_who_live_do_not_keep_others_from_being_forgotten(re
         pass
     for _ in range(2):
         await engine.prune(200, term)
-    with redis_server.client() as client:
+    with private_redis.client() as client:
         kept = {key.rpartition(b"\t")[2].decode() for key in client.keys("tm:{0}:d:*")}
     assert kept == {f"live-{n}" for n in range(LIVE)}
     await engine.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,13 +12,6 @@ from taskmill.engines import create
 from taskmill.errors import TaskmillError
 from tests.servers import redis as servers
 from tests.servers.redis import RedisServer
-
-
-@pytest.fixture
-def private_redis(redis_server: RedisServer) -> Iterator[RedisServer]:
-    """A server of one's own, to be set up otherwise; where there is none, `redis_server` has said so."""
-    with servers.started() as server:
-        yield server
 
 
 async def refusal(url: str) -> TaskmillError:
@@ -35,14 +28,14 @@ def is_empty(server: RedisServer) -> bool:
         return bool(client.dbsize() == 0)
 
 
-async def test_a_wrong_password_is_named_and_not_shown(redis_server: RedisServer) -> None:
-    error = await refusal(redis_server.url().replace(redis_server.password, "hunter2"))
+async def test_a_wrong_password_is_named_and_not_shown(private_redis: RedisServer) -> None:
+    error = await refusal(private_redis.url().replace(private_redis.password, "hunter2"))
     assert error.code == "wrong_password"
     assert "hunter2" not in str(error)
 
 
-async def test_no_password(redis_server: RedisServer) -> None:
-    assert (await refusal(f"redis://127.0.0.1:{redis_server.port}/0")).code == "wrong_password"
+async def test_no_password(private_redis: RedisServer) -> None:
+    assert (await refusal(f"redis://127.0.0.1:{private_redis.port}/0")).code == "wrong_password"
 
 
 async def test_nobody_listens() -> None:
@@ -78,11 +71,9 @@ async def test_a_server_that_evicts(private_redis: RedisServer) -> None:
     assert is_empty(private_redis)
 
 
-async def test_a_replica(redis_server: RedisServer, private_redis: RedisServer) -> None:
-    with private_redis.client() as client:
-        client.config_set("masterauth", redis_server.password)
-        client.replicaof("127.0.0.1", str(redis_server.port))
-    assert (await refusal(private_redis.url())).code == "read_only"
+async def test_a_replica(private_redis: RedisServer) -> None:
+    with servers.started(replica_of=private_redis) as replica:
+        assert (await refusal(replica.url())).code == "read_only"
 
 
 async def test_keys_of_another_program(private_redis: RedisServer) -> None:
@@ -103,10 +94,13 @@ async def test_a_store_that_was_made_otherwise(private_redis: RedisServer, field
 @pytest.mark.parametrize(
     ("url", "code"),
     [
-        ("redis://h/0?cluster=yes", "unknown_engine"),
-        ("redis://h/0?sentinel=main", "unknown_engine"),
-        ("redis://h/0?durability=fsync", "contradiction"),
-        ("redis://h/0?durability=replicated", "contradiction"),
+        ("redis://h/0?cluster=yes", "invalid_value"),
+        ("redis://h/0?cluster=true&sentinel=main", "contradiction"),
+        ("redis://h/3?cluster=true", "contradiction"),
+        ("redis://one,two/0", "contradiction"),
+        ("redis://h:port/0", "invalid_url"),
+        ("redis://h:70000/0", "invalid_url"),
+        ("redis://h/0?durability=paper", "invalid_value"),
         ("redis://h/first", "invalid_url"),
         ("redis://h/0?prefix=a:b", "invalid_name"),
     ],

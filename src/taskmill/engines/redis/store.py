@@ -17,6 +17,7 @@ from redis.exceptions import (
     InvalidResponse,
     MovedError,
     NoScriptError,
+    OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
@@ -289,6 +290,6 @@ def translate(error: BaseException, target: Target) -> StoreError:
         return StoreError(f"{target} is no Redis server", code="wrong_protocol", hint="look at host and port in the URL")
     if isinstance(error, (ConnectionError, TimeoutError, OSError)):
         return AnswerLost(f"the connection to {target} broke", hint="it may have been applied: ask again")
-    if isinstance(error, ResponseError) and str(error).startswith("OOM"):
-        return StoreError(f"{target} is out of memory", code="store_full", hint="raise maxmemory; nothing was written")
+    if isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and "-OOM " in str(error)):
+        return StoreError(f"{target} is out of memory", code="store_full", hint="nothing was written: raise maxmemory, or prune what has ended")
     return StoreError(f"{target} answered: {error}", code="store_error")

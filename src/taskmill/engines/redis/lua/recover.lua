@@ -79,13 +79,29 @@ local function pull_pending(back)
   return pulled
 end
 
+-- A rate that was to open at a time of the clock before: its log goes with the clock (Limit.look), and so does the time. Whether there are more.
+local function pull_wakes()
+  local pulled = 0
+  local found = call('ZREVRANGEBYSCORE', P .. 'wakes', '+inf', '(' .. int(S.now), 'WITHSCORES', 'LIMIT', 0, n)
+  for i = 1, #found, 2 do
+    local window = definition_of(found[i])[2]
+    if tonumber(found[i + 1]) > S.now + window + math.max(1000, window / 1000) then
+      call('ZREM', P .. 'wakes', found[i])
+      Lane.wake(Limit.get(found[i]))
+      pulled = pulled + 1
+    end
+  end
+  return pulled >= n
+end
+
 local last = call('ZREVRANGE', P .. 'ids', 0, 0)[1]
 local h = last and R.get(last)
 local newest = h and h[F.created_at] or 0
 local back = math.max(mark[3], newest == mark[4] and 0 or newest) - S.now
 local settled, seen = mark[4], S.now
 if back > 0 then
-  if pull_pending(back) then
+  local wakes = pull_wakes()
+  if pull_pending(back) or wakes then
     more, seen = true, mark[3]
   else
     settled = newest

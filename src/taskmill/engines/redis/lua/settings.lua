@@ -41,9 +41,12 @@ local function obey(kind, name, value)
       call('HDEL', P .. 'limits', name)
     end
     Limit.definitions[name] = nil
+    local seen = {}  -- several shares may stand at one limit
     for _, one in ipairs(call('HKEYS', P .. 'stands')) do
       local limit = string.match(one, '^(.*)\t')
-      if string.match(limit, '^[^:]*') == name then
+      if string.match(limit, '^[^:]*') == name and not seen[limit] then
+        seen[limit] = true
+        if Limit.all[limit] then Limit.save(Limit.all[limit]) end  -- what it has forgotten is written, before it is read by its new numbers
         Limit.all[limit] = nil
         Lane.wake(Limit.get(limit))
       end

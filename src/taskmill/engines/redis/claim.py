@@ -12,7 +12,8 @@ import msgspec
 
 from taskmill.engine import Claim, Claimed, Room
 from taskmill.engines.redis.inspect import edges
-from taskmill.engines.redis.records import parts
+from taskmill.engines.redis.records import Body, Header, Held, held, parts
+from taskmill.engines.redis.records import claimed as under
 from taskmill.engines.redis.store import Store
 from taskmill.engines.rows import CHECKPOINTS, EDGES, NO_META, SIGNALS, UNWIND, decode_meta, decode_retry
 from taskmill.errors import Conflict
@@ -22,22 +23,36 @@ __all__ = ["RESULTS", "claim", "signals"]
 
 RESULTS = 1_000
 PIECE = 200
+MOST_HELD = 10_000
 
 
 async def claim(store: Store, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
     slots, prefetch = min(room.slots, PIECE), min(room.prefetch, max(0, PIECE - room.slots))
     answer, raws = await store.run_raw("claim", [worker, request, list(queues), slots, prefetch, room.max_bytes, dict(room.types)])
-    how, next_at, more, tasks = answer
+    how, next_at, more, tasks, now = answer
     if how == "unknown_worker":
         raise Conflict(f"worker {worker} is not registered (any more)", code="unknown_worker", field="worker", hint="join under a new id")
-    claimed = [await _claimed(store, worker, id, raws[number - 1], limits) for id, number, limits in tasks]
+    claimed = []
+    for id, number, limits, token in tasks:
+        raw = raws[number - 1]
+        h, body = parts(raw)
+        if token:
+            if h.flags == 0:
+                hold(store, token, held(raw, h, token, worker, request, now))
+            h = under(h, token, worker, now, request)
+        claimed.append(await _claimed(store, worker, id, h, body, limits))
     if how == "repeated":
         claimed.sort(key=lambda task: task.token)
     return Claim(tuple(claimed), next_at or None, bool(more))
 
 
-async def _claimed(store: Store, worker: str, id: str, raw: bytes, limits: list[str] | bool) -> Claimed:
-    h, body = parts(raw)
+def hold(store: Store, token: int, one: Held) -> None:
+    if len(store.held) >= MOST_HELD:
+        del store.held[next(iter(store.held))]
+    store.held[token] = one
+
+
+async def _claimed(store: Store, worker: str, id: str, h: Header, body: Body, limits: list[str] | bool) -> Claimed:
     flags = h.flags
     found: dict[bytes, bytes] = await store.ask("HGETALL", store.key(f"checkpoints:{id}")) if flags & CHECKPOINTS else {}
     return Claimed(

@@ -76,8 +76,8 @@ class Crossing:
         """Their pointers go after a while, unless one of the ids was given to a new task just now."""
         for id in ids:
             await self._shards.ask(self._pointer(id), "EXPIRE", self._pointer(id), UNUSED)
-        for id, raw in zip(ids, await inspect.raws(store, ids) if ids else (), strict=True):
-            if raw is not None:
+        for id, found in zip(ids, (await inspect.look(store, ids))[1], strict=True):
+            if found is not None:
                 await self._shards.ask(self._pointer(id), "PERSIST", self._pointer(id))
 
     async def settle_homes(self, tasks: Sequence[NewTask], shard: int) -> set[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from taskmill.engine import Checkpoint, Ending, Finished, Outcome, Refusal
+from taskmill.engines.redis.records import completed
 from taskmill.engines.redis.store import Store
 from taskmill.engines.redis.submit import Batch, refusal
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, STATES, encode_progress
@@ -37,9 +38,35 @@ async def finish(store: Store, outcomes: Sequence[Outcome], far: Far = NEAR) -> 
     refused: list[Refusal] = []
     instead: dict[str, State] = {}
     more = False
+    outcomes = await _complete(store, outcomes)
     for first in range(0, len(outcomes), PIECE):
         more = await _piece(store, outcomes[first : first + PIECE], far, refused, instead)
     return Finished(tuple(refused), MappingProxyType(instead), more)
+
+
+async def _complete(store: Store, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    """Those that have completed and that nobody has touched since their claim; the rest is left."""
+    swift: list[Outcome] = []
+    left: list[Outcome] = []
+    for outcome in outcomes:
+        one = store.held.get(outcome.token)
+        (swift if one is not None and one.worker == outcome.worker and outcome.ending is Ending.COMPLETED and not outcome.then else left).append(outcome)
+    for first in range(0, len(swift), PIECE):
+        some = swift[first : first + PIECE]
+        groups: dict[tuple[Any, ...], int] = {}
+        sent, raws = [], []
+        for outcome in some:
+            one = store.held[outcome.token]
+            h = one.header
+            group = groups.setdefault((h.queue, h.type, h.priority, one.worker), len(groups) + 1)
+            raws.append(completed(one, outcome.token, outcome.started_after, False if outcome.result is None else outcome.result.decode()))
+            sent.append((outcome.task, one.lease, len(raws), group, h.version + 2))
+        refused = {place - 1 for place in await store.run("complete", [list(groups), sent], raws) or ()}
+        for place, outcome in enumerate(some):
+            del store.held[outcome.token]
+            if place in refused:
+                left.append(outcome)
+    return left
 
 
 async def _piece(store: Store, outcomes: Sequence[Outcome], far: Far, refused: list[Refusal], instead: dict[str, State]) -> bool:

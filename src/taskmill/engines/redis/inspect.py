@@ -8,15 +8,17 @@ from typing import Any
 import msgspec
 
 from taskmill.engine import Count, Filter, Item, Page, Record, WorkerInfo
-from taskmill.engines.redis.records import Header, parts, task_from, task_of
+from taskmill.engines.redis.records import Body, Header, parts, task_from, under_lease
 from taskmill.engines.redis.store import Store, items_of
 from taskmill.engines.rows import COMPLETED, ON_FAILURE, RUNNING, STATES, decode_error
 from taskmill.errors import Expired, InvalidInput, NotFound
 from taskmill.task import Attempt, EdgeResult, Gone, State, Task
 
-__all__ = ["attempts", "counts", "edges", "ended", "get", "items", "list_tasks", "matching", "raws", "whole", "workers"]
+__all__ = ["attempts", "counts", "edges", "ended", "get", "items", "list_tasks", "look", "matching", "whole", "workers"]
 
 MOST_ROWS = 1_000
+LOOK = 500
+"""Records of one look."""
 LOOKED_AT = 10_000
 """Records that one page looks at before it says where to go on."""
 
@@ -30,28 +32,50 @@ async def now_of(store: Store) -> int:
     return int(seconds) * 1_000_000 + int(micros)
 
 
-async def raws(store: Store, ids: Sequence[str], prefix: str = "t:") -> list[bytes | None]:
-    found: list[bytes | None] = []
-    for first in range(0, len(ids), 500):
-        found += await store.ask("MGET", *(store.key(prefix + id) for id in ids[first : first + 500]))
-    return found
+class Known(msgspec.Struct, array_like=True, frozen=True):
+    """What is left of a task whose record is gone; `elsewhere`: it was given to another shard."""
+
+    state: int | bool
+    version: int
+    hash: str
+    until: int
+    elsewhere: bool = False
+
+
+Found = tuple[Header, Body] | Known | None
+
+_known = msgspec.msgpack.Decoder(Known).decode
+
+
+async def look(store: Store, ids: Sequence[str]) -> tuple[int, list[Found]]:
+    """The store's time, and what it has of each task: its record, what is left of it, or nothing."""
+    now, found = 0, list[Found]()
+    for first in range(0, len(ids), LOOK):
+        (now, rows), raws = await store.run_raw("look", ids[first : first + LOOK])
+        found += [_found(row, raws, now) for row in rows]
+    return now, found
+
+
+def _found(row: Any, raws: Sequence[bytes], now: int) -> Found:
+    if row is False:
+        return None
+    raw = raws[row[0] - 1]
+    if len(row) == 1:
+        left = _known(raw)
+        return left if left.until > now and not left.elsewhere else None
+    header, body = parts(raw)
+    return (under_lease(header, row[1]) if row[1] else header), body
 
 
 async def get(store: Store, ids: Sequence[str]) -> tuple[Task | Gone | None, ...]:
-    if not ids:
-        return ()
-    now = await now_of(store)
-    found = await raws(store, ids)
-    missing = [id for id, raw in zip(ids, found, strict=True) if raw is None]
-    known = dict(zip(missing, await raws(store, missing, "known:"), strict=True)) if missing else {}
-    return tuple(task_of(id, raw, now) if raw is not None else _gone(id, known.get(id), now) for id, raw in zip(ids, found, strict=True))
+    now, found = await look(store, ids)
+    return tuple(_shown(id, one, now) for id, one in zip(ids, found, strict=True))
 
 
-def _gone(id: str, raw: bytes | None, now: int) -> Gone | None:
-    if raw is None:
-        return None
-    state, _, _, until, *elsewhere = _decode(raw)
-    return Gone(id, None if state is False else STATES[state]) if until > now and not elsewhere else None
+def _shown(id: str, one: Found, now: int) -> Task | Gone | None:
+    if isinstance(one, Known):
+        return Gone(id, None if one.state is False else STATES[one.state])
+    return None if one is None else task_from(id, *one, now)
 
 
 # Listing
@@ -73,7 +97,6 @@ async def _page(store: Store, which: Filter, after: str | None, n: int) -> tuple
         raise InvalidInput(f"{n} is out of range", code="out_of_range", field="n", hint=f"1 to {MOST_ROWS}")
     if after is not None and not after.isdecimal():
         raise InvalidInput(f"{after!r:.40} is not a cursor", code="invalid_cursor", field="after", hint="pass on what the page before answered")
-    now = await now_of(store)
     tasks: list[Task] = []
     looked = 0
     last = after
@@ -82,11 +105,10 @@ async def _page(store: Store, which: Filter, after: str | None, n: int) -> tuple
         found = await store.ask("ZREVRANGEBYSCORE", store.key("ids"), start, "-inf", "WITHSCORES", "LIMIT", 0, max(n, 100))
         pairs = list(zip(found[::2], found[1::2], strict=True))
         ids = [id.decode() for id, _ in pairs]
-        for id, (_, score), raw in zip(ids, pairs, await raws(store, ids) if ids else [], strict=True):
+        for (_, score), task in zip(pairs, await get(store, ids), strict=True):
             last = str(int(score))
             looked += 1
-            task = None if raw is None else task_of(id, raw, now)
-            if task is not None and _matches(task, which):
+            if isinstance(task, Task) and _matches(task, which):
                 tasks.append(task)
                 if len(tasks) == n:
                     return tasks, last
@@ -111,10 +133,12 @@ def _matches(task: Task, which: Filter) -> bool:
 
 
 async def attempts(store: Store, task: str) -> tuple[Attempt, ...]:
-    [raw] = await raws(store, [task])
-    if raw is None:
-        raise await missing(store, task)
-    return _history(parts(raw)[0], await store.ask("LRANGE", store.key(f"attempts:{task}"), 0, -1))
+    [found] = (await look(store, [task]))[1]
+    if isinstance(found, Known):
+        raise Expired(f"the record of task {task} is gone", field="task", hint="it was pruned or deleted")
+    if found is None:
+        raise NotFound(f"there is no task {task}", field="task")
+    return _history(found[0], await store.ask("LRANGE", store.key(f"attempts:{task}"), 0, -1))
 
 
 def _history(h: Header, beside: Iterable[bytes]) -> tuple[Attempt, ...]:
@@ -146,28 +170,21 @@ def _attempt(row: Sequence[Any]) -> Attempt:
     return Attempt(number=number, worker=worker, token=token, started_at=started_at, ended_at=ended_at, outcome=outcome, error=decode_error(error or None))
 
 
-async def missing(store: Store, task: str) -> NotFound | Expired:
-    [raw] = await raws(store, [task], "known:")
-    if _gone(task, raw, await now_of(store)) is not None:
-        return Expired(f"the record of task {task} is gone", field="task", hint="it was pruned or deleted")
-    return NotFound(f"there is no task {task}", field="task")
-
-
 async def edges(store: Store, task: str, after: int, n: int) -> tuple[EdgeResult, ...]:
     children = [child.decode() for child in await store.ask("ZRANGE", store.key(f"edge_order:{task}"), after, after + n - 1)]
     if not children:
         return ()
     rows = await store.ask("HMGET", store.key(f"edges:{task}"), *children)
-    records = await raws(store, children)
+    _, records = await look(store, children)
     return tuple(_edge(child, _decode(row), record) for child, row, record in zip(children, rows, records, strict=True))
 
 
-def _edge(child: str, row: Sequence[Any], record: bytes | None) -> EdgeResult:
+def _edge(child: str, row: Sequence[Any], record: Found) -> EdgeResult:
     """A fallen edge shows the child's own result, or what was kept of it."""
     _, on_failure, outcome, result, *kept = row
     state = None if outcome is False else STATES[outcome]
-    if not (kept and kept[0]) and state is not None and record is not None:
-        result = parts(record)[0].result
+    if not (kept and kept[0]) and state is not None and isinstance(record, tuple):
+        result = record[0].result
     return EdgeResult(child, ON_FAILURE[on_failure], state, result.encode() if state is not None and isinstance(result, str) else None)
 
 

@@ -8,7 +8,9 @@ import msgspec
 
 from taskmill.engines.rows import (
     CANCEL,
+    COMPLETED,
     RETRYING,
+    RUNNING,
     SCHEDULED,
     SEALED,
     UNWIND,
@@ -21,7 +23,7 @@ from taskmill.engines.rows import (
 )
 from taskmill.task import DEFAULT_DEDUPE_WINDOW, Task
 
-__all__ = ["Body", "Header", "body_of", "task_from", "task_of"]
+__all__ = ["Body", "Header", "Held", "body_of", "claimed", "completed", "held", "parts", "task_from", "under_lease"]
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
@@ -42,7 +44,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     flags: int
     open_edges: int
     created_at: int
-    updated_at: int
+    updated_at: int | bool
     expires_at: int | bool
     finished_at: int | bool
     token: int | bool
@@ -74,59 +76,68 @@ class Body(msgspec.Struct, array_like=True, frozen=True):
     meta: str | None
 
 
+AT = 24
+"""Where the array begins: behind the time of writing and its own length."""
+
+_encode = msgspec.msgpack.Encoder().encode
 _header = msgspec.msgpack.Decoder(Header).decode
 _body = msgspec.msgpack.Decoder(Body).decode
 
 
-def split(raw: bytes) -> tuple[bytes, bytes]:
-    """The array and what follows it."""
-    end = _skip(raw, 0)
-    return raw[:end], raw[end:]
-
-
-def _skip(raw: bytes, at: int) -> int:
-    """Where the value that begins here ends."""
-    kind = raw[at]
-    if kind <= 0x7F or kind >= 0xE0 or kind in (0xC0, 0xC2, 0xC3):
-        return at + 1
-    if 0xA0 <= kind <= 0xBF:
-        return at + 1 + (kind & 0x1F)
-    if kind in _FIXED:
-        return at + 1 + _FIXED[kind]
-    if kind in _SIZED:
-        width = _SIZED[kind]
-        return at + 1 + width + int.from_bytes(raw[at + 1 : at + 1 + width], "big")
-    if 0x90 <= kind <= 0x9F:
-        return _skip_all(raw, at + 1, kind & 0x0F)
-    if kind in (0xDC, 0xDD):
-        width = 2 if kind == 0xDC else 4
-        return _skip_all(raw, at + 1 + width, int.from_bytes(raw[at + 1 : at + 1 + width], "big"))
-    if 0x80 <= kind <= 0x8F:
-        return _skip_all(raw, at + 1, 2 * (kind & 0x0F))
-    raise ValueError(f"byte {kind:#x} begins no value of a record")
-
-
-_FIXED = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xCA: 4, 0xCB: 8}
-_SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-
-
-def _skip_all(raw: bytes, at: int, n: int) -> int:
-    for _ in range(n):
-        at = _skip(raw, at)
-    return at
-
-
 def parts(raw: bytes) -> tuple[Header, Body]:
-    header, body = split(raw)
-    return _header(header), _body(body)
+    """What lies in a string; see step.lua."""
+    end = AT + int(raw[16:AT], 16)
+    header = _header(raw[AT:end])
+    if header.updated_at is True:
+        at = int(raw[:16], 16)
+        header = msgspec.structs.replace(header, updated_at=at, finished_at=at if header.finished_at is True else header.finished_at)
+    return header, _body(raw[end:])
+
+
+def under_lease(h: Header, lease: str) -> Header:
+    """The record of a task whose claim has written its lease only."""
+    token, request, at, worker = lease.split("\t", 3)
+    return claimed(h, int(token, 16), worker, int(at), int(request))
+
+
+def claimed(h: Header, token: int, worker: str, at: int, request: int) -> Header:
+    return msgspec.structs.replace(
+        h, state=RUNNING, token=token, worker=worker, claimed_at=at, request=request, updated_at=at, started_at=False, version=h.version + 1,
+        executions=h.executions + 1,
+    )  # fmt: skip
+
+
+class Held(msgspec.Struct, frozen=True, gc=False):
+    """A task that was claimed without its record being written, as it was then."""
+
+    header: Header
+    rest: bytes
+    """The body, as it is stored."""
+    claimed_at: int
+    worker: str
+    lease: str
+
+
+def held(raw: bytes, header: Header, token: int, worker: str, request: int, at: int) -> Held:
+    return Held(header, raw[AT + int(raw[16:AT], 16) :], at, worker, f"{token:016x}\t{request}\t{at}\t{worker}")
+
+
+def completed(one: Held, token: int, started_after: int | None, result: str | bool) -> bytes:
+    """The record behind its time, as it is when the task has completed; that time is the store's."""
+    h = one.header
+    array = _encode(
+        Header(
+            h.seq, h.type, h.queue, h.tenant, h.priority, 0, COMPLETED, h.ready_at, h.version + 2, h.executions + 1, h.failures, h.crashes, h.flags,
+            h.open_edges, h.created_at, True, h.expires_at, True, token, one.worker, False, one.claimed_at,
+            False if started_after is None else one.claimed_at + started_after, h.must_end, h.phase, h.progress, False, h.opened, h.run_at, h.max_crashes,
+            h.unique, h.window, result, False, h.size, h.home,
+        )
+    )  # fmt: skip
+    return b"%08x%b%b" % (len(array), array, one.rest)
 
 
 def body_of(raw: bytes) -> Body:
     return _body(raw)
-
-
-def task_of(id: str, raw: bytes, now: int) -> Task:
-    return task_from(id, *parts(raw), now)
 
 
 def task_from(id: str, h: Header, body: Body, now: int) -> Task:
@@ -171,7 +182,7 @@ def task_from(id: str, h: Header, body: Body, now: int) -> Task:
         worker=_text(h.worker),
         token=_number(h.token),
         created_at=h.created_at,
-        updated_at=h.updated_at,
+        updated_at=int(h.updated_at),
         started_at=started_at,
         finished_at=_number(h.finished_at),
     )

@@ -39,8 +39,14 @@ USES = {
     "attach": ("place",),
     "yield": ("place",),
     "whole": ("full",),
+    "complete": ("full",),
+    "look": (),
 }
 """What each verb needs beside what all of them begin with. Without `full` it brings something new, and is refused when memory is full."""
+
+
+ALONE = frozenset({"complete", "look"})
+"""Those that need no more than `step` beside it: nothing of lanes, limits and moves."""
 
 
 class Script(Struct, frozen=True):
@@ -54,5 +60,5 @@ class Script(Struct, frozen=True):
 @functools.cache
 def script(name: str) -> Script:
     folder = files(__package__) / "lua"
-    text = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in (*STEP, *USES[name], name))
+    text = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in (*(STEP[:1] if name in ALONE else STEP), *USES[name], name))
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

@@ -28,6 +28,7 @@ from redis.exceptions import (
 from taskmill.clock import Clock, SystemClock
 from taskmill.engine import Durability
 from taskmill.engines.redis.nodes import Client, Nodes
+from taskmill.engines.redis.records import Held
 from taskmill.engines.redis.scripts import script
 from taskmill.engines.redis.target import Target
 from taskmill.engines.settings import Settings
@@ -36,7 +37,7 @@ from taskmill.errors import AnswerLost, InvalidSettings, StoreError
 __all__ = ["Shards", "Store", "translate"]
 
 HOT = ("type", "limit", "queue", "pause", "outbox")
-KEPT = frozenset({"submit", "reserve", "claim", "finish", "checkpoint", "signal", "admin", "put", "join", "lead", "fire", "take", "restore"})
+KEPT = frozenset({"submit", "reserve", "claim", "finish", "checkpoint", "signal", "admin", "put", "join", "lead", "fire", "take", "restore", "complete"})
 """Steps whose answer says that what they wrote has come as far as it was asked to."""
 CONFIRMED = 2_000
 """Milliseconds to wait for the disk or a replica."""
@@ -153,6 +154,8 @@ class Store:
         self.target = shards.target
         self.prefix = shards.target.shard(number)
         self.slot = key_slot(self.prefix.encode())
+        self.held: dict[int, Held] = {}
+        """By token, what was claimed here and can be completed without the record being read again; the oldest go when there are too many."""
 
     @property
     def settings(self) -> Settings:

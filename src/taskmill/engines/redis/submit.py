@@ -10,8 +10,8 @@ import msgspec
 
 from taskmill import codec
 from taskmill.engine import Durability, Status, Submitted
-from taskmill.engines.redis.inspect import get, now_of, raws
-from taskmill.engines.redis.records import Body, body_of, parts
+from taskmill.engines.redis.inspect import get, look, now_of
+from taskmill.engines.redis.records import Body, body_of
 from taskmill.engines.redis.store import Store
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, UNIQUE_ENDED, UNIQUE_STARTED, encode_meta, encode_retry
 from taskmill.engines.settings import Settings
@@ -227,11 +227,10 @@ async def key_holder(store: Store, new: NewTask) -> str | None:
 async def known_elsewhere(store: Store, new: NewTask) -> Submitted:
     """The answer for a task whose id is another's, of this shard."""
     level = store.target.durability
-    [raw], [known] = await raws(store, [new.id]), await raws(store, [new.id], "known:")
-    if raw is not None:
-        return _compared(new.id, level, same=_same(new, parts(raw)[1].payload))
-    same = known is None or msgspec.msgpack.decode(known)[2] == codec.payload_hash(new.payload).hex()
-    return _compared(new.id, level, same=same)
+    [found] = (await look(store, [new.id]))[1]
+    if isinstance(found, tuple):
+        return _compared(new.id, level, same=_same(new, found[1].payload))
+    return _compared(new.id, level, same=found is None or found.hash == codec.payload_hash(new.payload).hex())
 
 
 def _compared(first: str, durability: Durability, *, same: bool) -> Submitted:

@@ -13,7 +13,7 @@ local function look(h)
 end
 local function look_at(key)
   local ids = call('ZRANGEBYSCORE', key, '-inf', S.now, 'LIMIT', 0, 100)
-  for i, m in ipairs(ids) do ids[i] = string.sub(m, 13) end
+  for i, m in ipairs(ids) do ids[i] = id_in(m) end
   R.load(ids)
   for _, id in ipairs(ids) do
     local h = R.get(id)

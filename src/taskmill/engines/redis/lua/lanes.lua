@@ -13,6 +13,14 @@ local Lane = {all = {}, shares = {}, dirty = {}, dirty_shares = {}, opened = 0}
 
 local function member(seq, id) return string.format('%012x', seq) .. id end
 
+-- In a line: its age, whether a claim may take it without looking at its record (-) or not (+), its type, and its id, which has 36 letters.
+local function line_member(h)
+  local plain = not h[F.expires_at] and band(h[F.flags], UNIQUE_STARTED) == 0
+  return string.format('%012x', h[F.seq]) .. (plain and '-' or '+') .. h[F.type] .. h.id
+end
+
+local function id_in(m) return string.sub(m, -36) end
+
 -- Names and their numbers
 
 function Lane.share_number(queue, name)

@@ -18,7 +18,7 @@ end
 -- Into the line where its state puts it; out of it.
 function M.enter(h)
   local state, lane = h[F.state], h[F.lane]
-  if state == PENDING or (lane == 0 and state < RUNNING) then call('ZADD', line_of(h), h[F.ready_at], member(h[F.seq], h.id)) end
+  if state == PENDING or (lane == 0 and state < RUNNING) then call('ZADD', line_of(h), h[F.ready_at], line_member(h)) end
   if (state == SCHEDULED or state == RETRYING or state == WAITING) and h[F.ready_at] < FAR then call('ZADD', P .. 'due', h[F.ready_at], h.id) end
   if state < RUNNING then
     S.wake(h[F.queue])
@@ -28,7 +28,7 @@ end
 
 function M.leave_line(h)
   local state = h[F.state]
-  if state == PENDING or (h[F.lane] == 0 and state < RUNNING) then call('ZREM', line_of(h), member(h[F.seq], h.id)) end
+  if state == PENDING or (h[F.lane] == 0 and state < RUNNING) then call('ZREM', line_of(h), line_member(h)) end
   if state == SCHEDULED or state == RETRYING or state == WAITING then call('ZREM', P .. 'due', h.id) end
 end
 
@@ -294,7 +294,7 @@ function M.open_due()
         S.tell_state(h, PENDING)
       end
       R.touch(h)
-      if waited or h[F.lane] > 0 then call('ZADD', line_of(h), h[F.ready_at], member(h[F.seq], id)) end
+      if waited or h[F.lane] > 0 then call('ZADD', line_of(h), h[F.ready_at], line_member(h)) end
       if h[F.lane] > 0 then stirred[h[F.lane]] = true end
       S.wake(h[F.queue])
     end

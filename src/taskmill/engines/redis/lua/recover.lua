@@ -65,7 +65,7 @@ local function pull_pending(back)
     for p = 0, 3 do
       local key = P .. 'q:' .. queue .. ':' .. p
       for _, m in ipairs(call('ZRANGEBYSCORE', key, '(' .. int(S.now), int(ahead), 'LIMIT', 0, n)) do
-        local h = R.get(string.sub(m, 13))
+        local h = R.get(id_in(m))
         if h and h[F.state] == PENDING then
           h[F.ready_at] = math.min(h[F.ready_at] - back, S.now)
           R.touch(h)

@@ -6,6 +6,9 @@
 -- ARGV[2]  the time in microseconds; empty: the server's own (a test passes its own)
 -- ARGV[3…] strings that are no text (bodies); arguments name them by their number, and so do answers: a script answers {MessagePack, string, …}
 --
+-- A record is the time it was written (16 hexadecimal digits), the length of its array (8), the array, and the body, which is the caller's own and opaque here.
+-- Where `updated_at` or `finished_at` is true in the array it is that time: a caller who makes a record does not know it.
+--
 -- Null is `false` in records, so that they stay arrays. Numbers are written with %d: Lua itself prints no more than 14 digits.
 
 local call, unpack_one, pack = redis.call, cmsgpack.unpack_one, cmsgpack.pack
@@ -23,7 +26,7 @@ local KINDS = {[0] = 'ready', 'snoozed', 'retrying', 'started', 'waiting', 'comp
 local ORDERED, CANCEL, UNIQUE_STARTED, UNIQUE_ENDED, EDGES, WAITED, SEALED, AWAITS, UNWIND, CHECKPOINTS, SIGNALS = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024
 local WATCHED = 2048  -- by tasks of other shards
 
--- The places of a record's fields (`home`: share, limits and order key of its lane, where it has one); what follows the array in the string is the body, which is the caller's own and opaque here.
+-- The places of a record's fields (`home`: share, limits and order key of its lane, where it has one).
 local F = {
   seq = 1, type = 2, queue = 3, tenant = 4, priority = 5, lane = 6, state = 7, ready_at = 8, version = 9, executions = 10, failures = 11, crashes = 12,
   flags = 13, open_edges = 14, created_at = 15, updated_at = 16, expires_at = 17, finished_at = 18, token = 19, worker = 20, request = 21, claimed_at = 22,
@@ -53,10 +56,40 @@ local S = {now = now_(), counts = {}, woke = {}, events = {}, ended = false, add
 
 -- Records. Each is read once, changed in memory and written once, at the end.
 
-local R = {known = {}, dirty = {}, packed = {}}
+local R = {known = {}, dirty = {}, packed = {}, leased = {}}
+
+local STAMP = string.format('%016x', S.now)
+
+local function unpacked(id, raw)
+  local offset, h = unpack_one(raw, 24)
+  h.id, h.body = id, string.sub(raw, offset < 0 and #raw + 1 or offset + 1)
+  if h[F.updated_at] == true then
+    h[F.updated_at] = tonumber(string.sub(raw, 1, 16), 16)
+    if h[F.finished_at] == true then h[F.finished_at] = h[F.updated_at] end
+  end
+  return h
+end
+
+-- A claim of a plain task writes its lease only; here the record becomes what it is under it. Written, it is whole, and the lease is a part of it.
+local function under_lease(h, lease)
+  local token, request, at, worker = string.match(lease, '^(%x+)\t(%d+)\t(%d+)\t(.*)$')
+  h[F.state], h[F.token], h[F.worker], h[F.request], h[F.claimed_at] = RUNNING, tonumber(token, 16), worker, tonumber(request), tonumber(at)
+  h[F.updated_at], h[F.started_at] = h[F.claimed_at], false
+  h[F.version], h[F.executions] = h[F.version] + 1, h[F.executions] + 1
+  R.leased[h.id] = true
+end
+
+local function load_leases(ids)
+  for first = 1, #ids, 1000 do
+    local last = math.min(first + 999, #ids)
+    for n, lease in ipairs(call('HMGET', P .. 'leases', unpack(ids, first, last))) do
+      if lease then under_lease(R.known[ids[first + n - 1]], lease) end
+    end
+  end
+end
 
 function R.load(ids)
-  local keys, wanted = {}, {}
+  local keys, wanted, plain = {}, {}, {}
   for _, id in ipairs(ids) do
     if R.known[id] == nil then
       R.known[id] = false
@@ -70,12 +103,13 @@ function R.load(ids)
     for n = first, last do
       local raw = found[n - first + 1]
       if raw then
-        local offset, h = unpack_one(raw)
-        h.id, h.body = wanted[n], string.sub(raw, offset + 1)
+        local h = unpacked(wanted[n], raw)
         R.known[wanted[n]] = h
+        if h[F.state] < RUNNING and h[F.lane] == 0 then plain[#plain + 1] = h.id end
       end
     end
   end
+  if #plain > 0 then load_leases(plain) end
 end
 
 -- The record of a task, or nil.
@@ -89,13 +123,13 @@ function R.touch(h) R.dirty[h.id] = h end
 function R.raw(h)
   local id, body = h.id, h.body
   h.id, h.body = nil, nil
-  local raw = pack(h) .. body
+  local array = pack(h)
   h.id, h.body = id, body
-  return raw
+  return STAMP .. string.format('%08x', #array) .. array .. body
 end
 
 function R.drop(h)
-  R.known[h.id], R.dirty[h.id] = false, nil
+  R.known[h.id], R.dirty[h.id], R.leased[h.id] = false, nil, nil
   call('UNLINK', P .. 't:' .. h.id)
 end
 
@@ -183,6 +217,7 @@ function S.finish()
   local pairs_, n = {}, 0
   for id, h in pairs(R.dirty) do
     pairs_[n + 1], pairs_[n + 2] = P .. 't:' .. id, R.packed[id] or R.raw(h)
+    if R.leased[id] then call('HDEL', P .. 'leases', id) end
     n = n + 2
     if n >= 2000 then
       call('MSET', unpack(pairs_, 1, n))

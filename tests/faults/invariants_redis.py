@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 import redis
 
-from taskmill.engines.redis.records import Body, Header, parts
+from taskmill.engines.redis.records import Body, Header, parts, under_lease
 from taskmill.engines.rows import decode_meta
 
 __all__ = ["CHECKS", "FAR", "ORDERED", "PENDING", "RUNNING", "Dump", "broken", "dump"]
@@ -39,6 +39,7 @@ SINGLE = frozenset(
         "ids",
         "keys",
         "lanes",
+        "leases",
         "levels",
         "limits",
         "listen",
@@ -49,10 +50,14 @@ SINGLE = frozenset(
         "owed",
         "owing",
         "paused",
+        "post",
+        "posts",
         "queue_settings",
         "queues",
         "requests",
         "seq",
+        "served",
+        "shards",
         "shares",
         "stands",
         "store",
@@ -62,6 +67,7 @@ SINGLE = frozenset(
         "turns",
         "unused",
         "waited",
+        "waited_for",
         "wakes",
         "workers",
         "beats",
@@ -101,7 +107,10 @@ MANY = frozenset(
         "term",
         "outbox",
         "taken",
+        "terms",
+        "alias",
         "wake",
+        "watchers",
     ]
 )
 """Names of keys: those that are alone, and those behind which a name follows."""
@@ -115,7 +124,8 @@ class Dump:
     def __init__(self, keys: dict[str, Any]) -> None:
         self.keys = keys
         found = {name: parts(raw) for name, raw in self.all("t:").items()}
-        self.tasks: dict[str, Header] = {id: header for id, (header, _) in found.items()}
+        self.leases = {id: lease.decode() for id, lease in self.hash("leases").items()}
+        self.tasks: dict[str, Header] = {id: under_lease(header, self.leases[id]) if id in self.leases else header for id, (header, _) in found.items()}
         self.bodies: dict[str, Body] = {id: body for id, (_, body) in found.items()}
 
     def all(self, prefix: str) -> dict[str, Any]:
@@ -179,7 +189,8 @@ def differ(what: str, expected: dict[Any, Any], found: dict[Any, Any]) -> Iterat
 
 
 def member(header: Header, id: str) -> str:
-    return f"{header.seq:012x}{id}"
+    plain = header.expires_at is False and not header.flags & UNIQUE_STARTED
+    return f"{header.seq:012x}{'-' if plain else '+'}{header.type}{id}"
 
 
 def _names(d: Dump) -> Iterator[str]:
@@ -282,6 +293,7 @@ def _belongings(d: Dump) -> Iterator[str]:
         if id in d.tasks and (len(set(numbers)) < len(numbers) or max(numbers) > d.tasks[id].executions):
             yield f"{id} has attempts {numbers} of {d.tasks[id].executions}"
     yield from (f"{id} is there and remembered as gone" for id in d.all("known:") if id in d.tasks)
+    yield from (f"{id} has a lease and no record" for id in d.leases if id not in d.tasks)
 
 
 def _keys(d: Dump) -> Iterator[str]:

@@ -11,7 +11,7 @@ import msgspec
 
 from taskmill.clock import SECOND
 from taskmill.engine import Joining, Room
-from taskmill.engines.redis.records import Header, split
+from taskmill.engines.redis.records import AT, Header
 from taskmill.task import NewTask, Unique
 from tests.faults.invariants_redis import broken, dump
 from tests.faults.workload import TYPES, Worker, batch, client_of, prepare
@@ -33,11 +33,12 @@ class Damage:
 
     def change(self, id: str, **fields: object) -> bool:
         raw: Any = self.client.get(f"{P}t:{id}")
-        header, body = split(raw)
-        row = msgspec.msgpack.decode(header)
+        end = AT + int(raw[16:AT], 16)
+        row = msgspec.msgpack.decode(raw[AT:end])
         for name, value in fields.items():
             row[FIELDS.index(name)] = value
-        return bool(self.client.set(f"{P}t:{id}", msgspec.msgpack.encode(row) + body))
+        array = msgspec.msgpack.encode(row)
+        return bool(self.client.set(f"{P}t:{id}", raw[:16] + b"%08x" % len(array) + array + raw[end:]))
 
     def key(self, prefix: str) -> str:
         return min(str(key.decode()) for key in self.client.scan_iter(f"{P}{prefix}*"))

@@ -23,7 +23,7 @@ from taskmill.engines.rows import (
 )
 from taskmill.task import DEFAULT_DEDUPE_WINDOW, Task
 
-__all__ = ["Body", "Header", "Held", "body_of", "claimed", "completed", "held", "parts", "task_from", "under_lease"]
+__all__ = ["AT", "Body", "Header", "Held", "body_of", "claimed", "completed", "held", "parts", "task_from", "under_lease"]
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):

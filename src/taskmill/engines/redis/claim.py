@@ -6,13 +6,15 @@ What is taken and in which order is decided by the script, in pieces of bounded 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
 from taskmill.engine import Claim, Claimed, Room
 from taskmill.engines.redis.inspect import edges
-from taskmill.engines.redis.records import Body, Header, Held, held, parts
+from taskmill.engines.redis.records import Body, Header, Held, parts, pieces
 from taskmill.engines.redis.records import claimed as under
 from taskmill.engines.redis.store import Store
 from taskmill.engines.rows import CHECKPOINTS, EDGES, NO_META, SIGNALS, UNWIND, decode_meta, decode_retry
@@ -24,43 +26,59 @@ __all__ = ["RESULTS", "claim", "signals"]
 RESULTS = 1_000
 PIECE = 200
 MOST_HELD = 10_000
+NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 async def claim(store: Store, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
     slots, prefetch = min(room.slots, PIECE), min(room.prefetch, max(0, PIECE - room.slots))
-    answer, raws = await store.run_raw("claim", [worker, request, list(queues), slots, prefetch, room.max_bytes, dict(room.types)])
-    how, next_at, more, tasks, now = answer
+    asked = [worker, request, list(queues), slots, prefetch, room.max_bytes, dict(room.types)]
+    if store.plain:
+        found, raws = await store.run_raw("swift", asked)
+        if found != "full":
+            return await _swift(store, worker, request, found, raws)
+        store.plain = False
+    answer, raws = await store.run_raw("claim", asked)
+    how, next_at, more, tasks = answer
     if how == "unknown_worker":
         raise Conflict(f"worker {worker} is not registered (any more)", code="unknown_worker", field="worker", hint="join under a new id")
+    store.plain = not tasks
     claimed = []
-    for id, number, limits, token in tasks:
-        raw = raws[number - 1]
-        h, body = parts(raw)
-        if token:
-            if h.flags == 0:
-                hold(store, token, held(raw, h, token, worker, request, now))
-            h = under(h, token, worker, now, request)
-        claimed.append(await _claimed(store, worker, id, h, body, limits))
+    for id, number, limits in tasks:
+        header, body = parts(raws[number - 1])
+        claimed.append(await _with_all(store, _claimed(id, header, body, limits if isinstance(limits, list) else ()), header.flags))
     if how == "repeated":
         claimed.sort(key=lambda task: task.token)
     return Claim(tuple(claimed), next_at or None, bool(more))
 
 
-def hold(store: Store, token: int, one: Held) -> None:
-    if len(store.held) >= MOST_HELD:
-        del store.held[next(iter(store.held))]
-    store.held[token] = one
+async def _swift(store: Store, worker: str, request: int, found: Sequence[Any], raws: Sequence[bytes]) -> Claim:
+    """Tasks whose records are those from before the claim; tokens follow each other."""
+    next_at, more, now, first, ids = found
+    tail = f"\t{request}\t{now}\t{worker}"
+    held = store.held
+    claimed = []
+    for n, raw in enumerate(raws):
+        token = first + n
+        before, body, rest = pieces(raw)
+        header = under(before, token, worker, now, request)
+        task = _claimed(ids[36 * n : 36 * n + 36], header, body, ())
+        if header.flags:
+            task = await _with_all(store, task, header.flags)
+        else:
+            held[token] = Held(header, rest, tail)
+        claimed.append(task)
+    while len(held) > MOST_HELD:
+        del held[next(iter(held))]
+    return Claim(tuple(claimed), next_at or None, bool(more))
 
 
-async def _claimed(store: Store, worker: str, id: str, h: Header, body: Body, limits: list[str] | bool) -> Claimed:
-    flags = h.flags
-    found: dict[bytes, bytes] = await store.ask("HGETALL", store.key(f"checkpoints:{id}")) if flags & CHECKPOINTS else {}
+def _claimed(id: str, h: Header, body: Body, limits: Sequence[str]) -> Claimed:
     return Claimed(
         id,
         h.type,
         h.queue,
         body.payload,
-        worker,
+        str(h.worker),
         int(h.token),
         h.executions,
         int(h.claimed_at),
@@ -74,14 +92,27 @@ async def _claimed(store: Store, worker: str, id: str, h: Header, body: Body, li
         body.timeout,
         None if h.expires_at is False else int(h.expires_at),
         h.tenant,
-        tuple(limits) if isinstance(limits, list) else (),
-        bool(flags & UNWIND),
+        tuple(limits),
+        bool(h.flags & UNWIND),
         h.must_end if isinstance(h.must_end, str) else None,
         h.phase if isinstance(h.phase, str) else None,
         decode_meta(body.meta).headers if body.meta is not None else NO_META.headers,
-        {name.decode(): value for name, value in found.items()},
-        await signals(store, id) if flags & SIGNALS else (),
-        await edges(store, id, 0, RESULTS) if flags & EDGES else (),
+        NOTHING,
+        (),
+        (),
+    )
+
+
+async def _with_all(store: Store, task: Claimed, flags: int) -> Claimed:
+    """What few tasks bring along."""
+    if not flags & (CHECKPOINTS | SIGNALS | EDGES):
+        return task
+    found: dict[bytes, bytes] = await store.ask("HGETALL", store.key(f"checkpoints:{task.id}")) if flags & CHECKPOINTS else {}
+    return msgspec.structs.replace(
+        task,
+        checkpoints={name.decode(): value for name, value in found.items()},
+        signals=await signals(store, task.id) if flags & SIGNALS else (),
+        results=await edges(store, task.id, 0, RESULTS) if flags & EDGES else (),
     )
 
 

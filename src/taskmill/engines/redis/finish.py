@@ -50,19 +50,23 @@ async def _complete(store: Store, outcomes: Sequence[Outcome]) -> Sequence[Outco
     left: list[Outcome] = []
     for outcome in outcomes:
         one = store.held.get(outcome.token)
-        (swift if one is not None and one.worker == outcome.worker and outcome.ending is Ending.COMPLETED and not outcome.then else left).append(outcome)
+        (swift if one is not None and one.header.worker == outcome.worker and outcome.ending is Ending.COMPLETED and not outcome.then else left).append(outcome)
+    swift.sort(key=lambda outcome: store.held[outcome.token].tail)
     for first in range(0, len(swift), PIECE):
         some = swift[first : first + PIECE]
-        groups: dict[tuple[Any, ...], int] = {}
-        sent, raws = [], []
+        groups: list[list[Any]] = []
+        raws: list[bytes] = []
         for outcome in some:
             one = store.held[outcome.token]
             h = one.header
-            group = groups.setdefault((h.queue, h.type, h.priority, one.worker), len(groups) + 1)
-            raws.append(completed(one, outcome.token, outcome.started_after, False if outcome.result is None else outcome.result.decode()))
-            sent.append((outcome.task, one.lease, len(raws), group, h.version + 2))
-        refused = {place - 1 for place in await store.run("complete", [list(groups), sent], raws) or ()}
-        for place, outcome in enumerate(some):
+            group = [h.queue, h.type, h.priority, h.worker, one.tail]
+            if not groups or groups[-1][:5] != group:
+                groups.append([*group, 0])
+            groups[-1][5] += 1
+            raws.append(f"{outcome.task}{outcome.token:016x}".encode())
+            raws.append(completed(one, outcome.started_after, False if outcome.result is None else outcome.result.decode()))
+        refused = set(await store.run("complete", groups, raws) or ())
+        for place, outcome in enumerate(some, 1):
             del store.held[outcome.token]
             if place in refused:
                 left.append(outcome)

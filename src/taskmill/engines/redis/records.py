@@ -23,7 +23,7 @@ from taskmill.engines.rows import (
 )
 from taskmill.task import DEFAULT_DEDUPE_WINDOW, Task
 
-__all__ = ["AT", "Body", "Header", "Held", "body_of", "claimed", "completed", "held", "parts", "task_from", "under_lease"]
+__all__ = ["AT", "Body", "Header", "Held", "body_of", "claimed", "completed", "parts", "pieces", "task_from", "under_lease"]
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
@@ -86,12 +86,18 @@ _body = msgspec.msgpack.Decoder(Body).decode
 
 def parts(raw: bytes) -> tuple[Header, Body]:
     """What lies in a string; see step.lua."""
+    return pieces(raw)[:2]
+
+
+def pieces(raw: bytes) -> tuple[Header, Body, bytes]:
+    """The same, and the body as it is stored."""
     end = AT + int(raw[16:AT], 16)
     header = _header(raw[AT:end])
     if header.updated_at is True:
         at = int(raw[:16], 16)
         header = msgspec.structs.replace(header, updated_at=at, finished_at=at if header.finished_at is True else header.finished_at)
-    return header, _body(raw[end:])
+    rest = raw[end:]
+    return header, _body(rest), rest
 
 
 def under_lease(h: Header, lease: str) -> Header:
@@ -101,36 +107,32 @@ def under_lease(h: Header, lease: str) -> Header:
 
 
 def claimed(h: Header, token: int, worker: str, at: int, request: int) -> Header:
-    return msgspec.structs.replace(
-        h, state=RUNNING, token=token, worker=worker, claimed_at=at, request=request, updated_at=at, started_at=False, version=h.version + 1,
-        executions=h.executions + 1,
+    return Header(
+        h.seq, h.type, h.queue, h.tenant, h.priority, h.lane, RUNNING, h.ready_at, h.version + 1, h.executions + 1, h.failures, h.crashes, h.flags, h.open_edges,
+        h.created_at, at, h.expires_at, h.finished_at, token, worker, request, at, False, h.must_end, h.phase, h.progress, h.awaits, h.opened, h.run_at,
+        h.max_crashes, h.unique, h.window, h.result, h.error, h.size, h.home,
     )  # fmt: skip
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
-    """A task that was claimed without its record being written, as it was then."""
+    """A task that was claimed without its record being written, as it is under its lease."""
 
     header: Header
     rest: bytes
     """The body, as it is stored."""
-    claimed_at: int
-    worker: str
-    lease: str
+    tail: str
+    """The end of its lease, behind the token."""
 
 
-def held(raw: bytes, header: Header, token: int, worker: str, request: int, at: int) -> Held:
-    return Held(header, raw[AT + int(raw[16:AT], 16) :], at, worker, f"{token:016x}\t{request}\t{at}\t{worker}")
-
-
-def completed(one: Held, token: int, started_after: int | None, result: str | bool) -> bytes:
+def completed(one: Held, started_after: int | None, result: str | bool) -> bytes:
     """The record behind its time, as it is when the task has completed; that time is the store's."""
     h = one.header
+    started = False if started_after is None else h.claimed_at + started_after
     array = _encode(
-        Header(
-            h.seq, h.type, h.queue, h.tenant, h.priority, 0, COMPLETED, h.ready_at, h.version + 2, h.executions + 1, h.failures, h.crashes, h.flags,
-            h.open_edges, h.created_at, True, h.expires_at, True, token, one.worker, False, one.claimed_at,
-            False if started_after is None else one.claimed_at + started_after, h.must_end, h.phase, h.progress, False, h.opened, h.run_at, h.max_crashes,
-            h.unique, h.window, result, False, h.size, h.home,
+        (
+            h.seq, h.type, h.queue, h.tenant, h.priority, 0, COMPLETED, h.ready_at, h.version + 1, h.executions, h.failures, h.crashes, h.flags, h.open_edges,
+            h.created_at, True, h.expires_at, True, h.token, h.worker, False, h.claimed_at, started, h.must_end, h.phase, h.progress, False, h.opened, h.run_at,
+            h.max_crashes, h.unique, h.window, result, False, h.size, h.home,
         )
     )  # fmt: skip
     return b"%08x%b%b" % (len(array), array, one.rest)

@@ -40,12 +40,13 @@ USES = {
     "yield": ("place",),
     "whole": ("full",),
     "complete": ("full",),
+    "swift": ("full",),
     "look": (),
 }
 """What each verb needs beside what all of them begin with. Without `full` it brings something new, and is refused when memory is full."""
 
 
-ALONE = frozenset({"complete", "look"})
+ALONE = frozenset({"complete", "look", "swift"})
 """Those that need no more than `step` beside it: nothing of lanes, limits and moves."""
 
 

@@ -37,7 +37,9 @@ from taskmill.errors import AnswerLost, InvalidSettings, StoreError
 __all__ = ["Shards", "Store", "translate"]
 
 HOT = ("type", "limit", "queue", "pause", "outbox")
-KEPT = frozenset({"submit", "reserve", "claim", "finish", "checkpoint", "signal", "admin", "put", "join", "lead", "fire", "take", "restore", "complete"})
+KEPT = frozenset(
+    {"submit", "reserve", "claim", "finish", "checkpoint", "signal", "admin", "put", "join", "lead", "fire", "take", "restore", "complete", "swift"}
+)
 """Steps whose answer says that what they wrote has come as far as it was asked to."""
 CONFIRMED = 2_000
 """Milliseconds to wait for the disk or a replica."""
@@ -156,6 +158,8 @@ class Store:
         self.slot = key_slot(self.prefix.encode())
         self.held: dict[int, Held] = {}
         """By token, what was claimed here and can be completed without the record being read again; the oldest go when there are too many."""
+        self.plain = True
+        """Whether the last claims found nothing but plain lines."""
 
     @property
     def settings(self) -> Settings:

@@ -1,23 +1,18 @@
 -- Claim: see pick.lua.
 -- A: {worker, request, queues, slots, prefetch, bytes, rooms (map, for types that are bounded)}
--- answers {how, next_at|false, more, tasks, now}: how is `claimed`, `repeated` or `unknown_worker`; a task is {id, record, limits, token|false}; with a token
--- the record is the one from before the claim
+-- answers {how, next_at|false, more, tasks}: how is `claimed`, `repeated` or `unknown_worker`; a task is {id, record, limits}
 
 local worker, request = A[1], A[2]
 local raw = call('HGET', P .. 'workers', worker)
-if not raw then return pack({'unknown_worker', false, false, {}, 0}) end
+if not raw then return pack({'unknown_worker', false, false, {}}) end
 
 local function answer(how, next_at, more, tasks)
   local found = {}
   for n, h in ipairs(tasks) do
-    if h.swift then
-      found[n] = {h.id, answer_raw(h.raw), false, h.token}
-    else
-      R.packed[h.id] = R.raw(h)
-      found[n] = {h.id, answer_raw(R.packed[h.id]), h[F.lane] > 0 and Lane.get(h[F.lane]).limits or false, false}
-    end
+    R.packed[h.id] = R.raw(h)
+    found[n] = {h.id, answer_raw(R.packed[h.id]), h[F.lane] > 0 and Lane.get(h[F.lane]).limits or false}
   end
-  return pack({how, next_at or false, more, found, S.now})
+  return pack({how, next_at or false, more, found})
 end
 
 if request <= tonumber(call('HGET', P .. 'requests', worker) or '0') then  -- asked again: what it still holds of that request; never anything new
@@ -38,7 +33,7 @@ end
 
 local more = M.open_due()
 if M.settle() then more = true end
-C.begin(worker, request, A[4], A[5], A[6], rooms, not more and not S.listening())
+C.begin(worker, request, A[4], A[5], A[6], rooms)
 C.pick(queues)
 if M.settle() then more = true end
 C.write()

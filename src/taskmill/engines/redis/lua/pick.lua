@@ -8,10 +8,10 @@ local QUANTUM, PASSED, TURN = 8, 200, 1000000
 
 local C = {taken = {}, passed = 0, more = false, stuffed = false, limits = {}, opened = 0}
 
--- slots, bytes, prefetch; rooms: how many more of each type that may be taken; swift: nobody wants to hear of starts, and what is in a line is ready
-function C.begin(worker, request, slots, prefetch, bytes, rooms, swift)
+-- slots, bytes, prefetch; rooms: how many more of each type that may be taken
+function C.begin(worker, request, slots, prefetch, bytes, rooms)
   C.worker, C.request, C.slots, C.prefetch, C.bytes, C.most_bytes, C.rooms = worker, request, slots, prefetch, bytes, bytes, rooms
-  C.token, C.opened, C.swift = tonumber(call('GET', P .. 'token') or '0'), Lane.opened, swift
+  C.token, C.opened = tonumber(call('GET', P .. 'token') or '0'), Lane.opened
 end
 
 local function limit(name)
@@ -107,50 +107,12 @@ local function plain_head(queue, p)
   if found[1] then return tonumber(found[2]), tonumber(string.sub(found[1], 1, 12), 16) end
 end
 
--- The first of a plain line that may be taken without looking at their records: these are answered as they are, and only leases are written.
-local function take_swiftly(queue, p, members)
-  local ids, keys, types, n = {}, {}, {}, 0
-  for _, m in ipairs(members) do
-    local id, kind = id_in(m), string.sub(m, 14, -37)
-    local taken = types[kind] or 0
-    if n >= C.slots or string.byte(m, 13) ~= 45 or (C.rooms[kind] or 0) <= taken or R.known[id] then break end
-    n = n + 1
-    types[kind], ids[n], keys[n] = taken + 1, id, P .. 't:' .. id
-  end
-  if n == 0 then return 0 end
-  local records, size = call('MGET', unpack(keys)), 0
-  for i = 1, n do size = size + #records[i] end
-  if size > C.bytes then return 0 end
-  local first = math.max(C.token + 1, S.now - EPOCH)
-  local tail = '\t' .. int(C.request) .. '\t' .. int(S.now) .. '\t' .. C.worker
-  local leases, runs, request = {}, {}, int(C.request)
-  for i = 1, n do
-    local id, token = ids[i], string.format('%016x', first + i - 1)
-    leases[2 * i - 1], leases[2 * i] = id, token .. tail
-    runs[2 * i - 1], runs[2 * i] = request, token .. id
-    C.taken[#C.taken + 1] = {swift = true, id = id, raw = records[i], token = first + i - 1}
-  end
-  C.token, C.slots, C.bytes = first + n - 1, C.slots - n, C.bytes - size
-  for kind, taken in pairs(types) do
-    C.rooms[kind] = C.rooms[kind] - taken
-    local field = queue .. '\t' .. kind .. '\t' .. p .. '\t'
-    S.counts[field .. PENDING] = (S.counts[field .. PENDING] or 0) - taken
-    S.counts[field .. RUNNING] = (S.counts[field .. RUNNING] or 0) + taken
-  end
-  call('ZREM', plain_key(queue, p), unpack(members, 1, n))
-  call('HSET', P .. 'leases', unpack(leases))
-  call('ZADD', P .. 'run:' .. C.worker, unpack(runs))
-  return n
-end
-
 -- Up to `most` of a plain line, past what is not for this worker.
 local function serve_plain(queue, p, most)
   while C.passed < PASSED do
-    local members = call('ZRANGEBYSCORE', plain_key(queue, p), '-inf', S.now, 'LIMIT', 0, most)
-    if #members == 0 then return 0 end
-    local swift = C.swift and take_swiftly(queue, p, members) or 0
-    if swift > 0 then return swift end
-    local took, moved = sort_out(ids_of(members), most)
+    local ids = ids_of(call('ZRANGEBYSCORE', plain_key(queue, p), '-inf', S.now, 'LIMIT', 0, most))
+    if #ids == 0 then return 0 end
+    local took, moved = sort_out(ids, most)
     start_all(plain_key(queue, p), took)
     if moved then settle_moved() end
     if #took > 0 or C.stuffed then return #took end
@@ -445,10 +407,8 @@ function C.write()
   if #C.taken > 0 then
     local leases, n = {}, 0
     for _, h in ipairs(C.taken) do
-      if not h.swift then
-        leases[n + 1], leases[n + 2] = C.request, lease_member(h)
-        n = n + 2
-      end
+      leases[n + 1], leases[n + 2] = C.request, lease_member(h)
+      n = n + 2
     end
     if n > 0 then call('ZADD', P .. 'run:' .. C.worker, unpack(leases, 1, n)) end
     call('SET', P .. 'token', int(C.token))

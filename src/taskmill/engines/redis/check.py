@@ -7,7 +7,7 @@ from typing import Any
 
 from taskmill.engine import Finding
 from taskmill.engines.redis.store import Store
-from taskmill.errors import InvalidSettings, StoreError, WrongStore
+from taskmill.errors import AnswerLost, InvalidSettings, StoreError, WrongStore
 
 __all__ = ["check", "guard", "watch"]
 
@@ -16,13 +16,19 @@ log = logging.getLogger("taskmill")
 OLDEST = (6, 2)
 SCHEMA = 1
 SHARDS = 1
+OURS = {"ids": "zset", "queues": "set", "counts": "hash", "workers": "hash", "seq": "string", "token": "string"}
+"""Some keys of every store, and what they are."""
 PATCHED = {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}
 """The first release of each line without the use-after-free of its Lua (CVE-2025-49844)."""
 
 
 async def guard(store: Store) -> None:
     """Refuse a server that cannot keep the promises, and a place that is not ours; then say that it is. Nothing is written before."""
-    about = await _info(store)
+    try:
+        about = await _info(store)
+    except AnswerLost as lost:
+        hint = "is the server up? look at host and port of the URL, and whether it wants redis:// or rediss://"
+        raise StoreError(f"{store.target} cannot be reached: {str(lost.__cause__) or 'no answer'}", hint=hint) from lost
     version = _version(about)
     if version < OLDEST:
         raise WrongStore(f"{store.target} is Redis {about['redis_version']}", code="old_server", hint="Taskmill needs Redis 6.2 or newer")
@@ -41,12 +47,13 @@ async def guard(store: Store) -> None:
 
 async def _own(store: Store) -> None:
     key = store.key("store")
-    kind = (await store.ask("TYPE", key)).decode()
-    if kind not in ("none", "hash"):
+    found: dict[str, int] | None = None
+    if await _kind(store, "store") in ("none", "hash") and all([await _kind(store, name) in ("none", kind) for name, kind in OURS.items()]):
+        found = _numbers(_pairs(await store.ask("HGETALL", key)))
+    if found is None:
         raise WrongStore(
             f"the prefix {store.target.prefix!r} of {store.target} belongs to another program", code="foreign_keys", hint="give the URL another prefix="
         )
-    found = {name.decode(): int(value) for name, value in _pairs(await store.ask("HGETALL", key))}
     if found.get("schema", SCHEMA) > SCHEMA:
         raise WrongStore(f"{store.target} has schema {found['schema']}, this program knows {SCHEMA}", code="newer_schema", hint="upgrade Taskmill here too")
     if found.get("shards", SHARDS) != SHARDS:
@@ -55,6 +62,16 @@ async def _own(store: Store) -> None:
         )
     if not found:
         await store.ask("HSET", key, "schema", SCHEMA, "shards", SHARDS)
+
+
+async def _kind(store: Store, name: str) -> str:
+    return str((await store.ask("TYPE", store.key(name))).decode())
+
+
+def _numbers(pairs: list[tuple[bytes, bytes]]) -> dict[str, int] | None:
+    """What `store` says, if it is ours; a newer program may say more."""
+    said = {name.decode(): value for name, value in pairs if name in (b"schema", b"shards") and value.isdigit()}
+    return {name: int(value) for name, value in said.items()} if len(said) == 2 or not pairs else None
 
 
 def _pairs(found: Any) -> list[tuple[bytes, bytes]]:

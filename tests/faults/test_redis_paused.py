@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from taskmill import codec
+from taskmill.clock import SECOND
 from taskmill.engine import Ending, Joining, Outcome, Room
 from taskmill.task import NewTask, Task
 from tests.faults.clients import LEASE, at_work, judged
@@ -113,6 +114,32 @@ async def test_workers_go_on(tmp_path: Path, sleepy: RedisServer, silence: Silen
 @pytest.mark.parametrize("silence", SILENCES)
 async def test_workers_go_on_after_ten_seconds(tmp_path: Path, sleepy: RedisServer, silence: Silence) -> None:
     await silent_for_workers(tmp_path, sleepy, silence, 10.0, {})
+
+
+def demote(server: RedisServer, seconds: float) -> None:
+    """It takes no writes, as a primary that another has taken the place of; then it is promoted again, with all it had."""
+    with server.client() as client:
+        client.replicaof("127.0.0.1", "1")
+        threading.Event().wait(seconds)
+        client.replicaof("NO", "ONE")
+
+
+async def test_workers_go_on_after_their_server_was_read_only(tmp_path: Path, private_redis: RedisServer) -> None:
+    """For longer than a lease; every refusal says that nothing was written, and nothing was."""
+    async with place_at(tmp_path, BRISK, url=private_redis.url()) as place, place.worker() as first, place.worker() as second:
+        children = [*await first.joined(), *await second.joined()]
+        gate = place.gate("gate")
+        tasks = await place.submit(*(new("hold", gate=gate.path) for _ in range(6)), *(new("work", ms=1, delay=SECOND) for _ in range(50)))
+        await place.effects.count(6, "begin", tasks=tasks)
+        silent = asyncio.create_task(asyncio.to_thread(demote, private_redis, AWAY))
+        gate.let(6)
+        await silent
+        await place.all_ended(tasks)
+        assert [*first.children(), *second.children()] == children
+        assert [await first.stop(), await second.stop()] == [0, 0]
+        gate.close()
+        found = await verdict(place)
+    assert {(read.executions, read.crashes, read.failures) for read in found.reads.values()} == {(1, 0, 0)}
 
 
 # Scripts forgotten and connections cut, again and again

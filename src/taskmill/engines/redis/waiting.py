@@ -65,7 +65,7 @@ class Wakes:
             while self._reader is not None and self._hints:
                 try:
                     found = await self._take(connection)
-                except (RedisError, StoreError):
+                except (RedisError, StoreError, TimeoutError):
                     await asyncio.sleep(POLL)
                     found = True  # what was said meanwhile was not heard
                 if found:
@@ -80,7 +80,8 @@ class Wakes:
         if not keys:
             await asyncio.sleep(0.05)
             return False
-        return await connection.blpop(keys, timeout=BLOCK) is not None
+        async with asyncio.timeout(BLOCK + self._store.target.patience):  # a server that says nothing holds up nobody's end
+            return await connection.blpop(keys, timeout=BLOCK) is not None
 
     async def _known(self) -> Sequence[str]:
         queues = self._queues()

@@ -229,13 +229,13 @@ def _lines(d: Dump) -> Iterator[str]:
 
 def _leases(d: Dump) -> Iterator[str]:
     running = {id: h for id, h in d.tasks.items() if h.state == RUNNING}
-    expected: dict[str, dict[str, int]] = defaultdict(dict)
+    expected: dict[str, dict[str, str]] = defaultdict(dict)
     for id, h in running.items():
-        expected[f"run:{h.worker}"][f"{h.token:016x}{id}"] = int(h.request)
+        expected[f"run:{h.worker}"][f"{h.token:016x}"] = f"{h.request}\t{id}"
         if str(h.worker) not in d.hash("workers"):
             yield f"{id} runs under {h.worker}, which is not registered"
     for name in expected.keys() | {f"run:{worker}" for worker in d.all("run:")}:
-        yield from differ(name, expected[name], d.scores(name))
+        yield from differ(name, expected[name], {token: value.decode() for token, value in d.hash(name).items()})
     for worker, stops in d.all("stop:").items():
         for id in map(bytes.decode, stops):
             if id not in running or running[id].worker != worker or not running[id].flags & CANCEL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from random import Random
 
 import msgspec
@@ -35,11 +36,15 @@ class Operator:
         self.paused = False
         self.moved = False
         self.signals = 0
+        self.coming: list[Callable[[], Awaitable[None]]] = []
 
     async def act(self) -> None:
-        await self.chance.choice(
-            (self.cancel, self.cancel, self.requeue, self.requeue, self.delete, self.signal, self.signal, self.limit, self.pause, self.type)
-        )()
+        """Each in its turn, in an order of chance."""
+        if not self.coming:
+            often = [self.cancel, self.requeue, self.signal]
+            self.coming = [*often, *often, self.delete, self.limit, self.pause, self.type]
+            self.chance.shuffle(self.coming)
+        await self.coming.pop()()
 
     async def end(self) -> None:
         if self.paused:

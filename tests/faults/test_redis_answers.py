@@ -11,12 +11,16 @@ import pytest
 from typing_extensions import override
 
 from taskmill import codec
+from taskmill.clock import SECOND
 from taskmill.engine import Checkpoint, Claim, Claimed, Ending, Joining, Outcome, Room, Status, Target
+from taskmill.engines import create
+from taskmill.errors import AnswerLost
 from taskmill.task import NewTask, State, Task, TypeSettings
-from tests.engines.postgres.wire import Wire
+from tests.engines.postgres.wire import Wire, wire
 from tests.faults.clients import at_work, judged
 from tests.faults.growing import Growing
 from tests.faults.judging import judge
+from tests.faults.processes import GENEROUS
 from tests.faults.recorded import Recorded, until_answered
 from tests.faults.workers import BRISK, Load, place_at, verdict
 from tests.faults.workload import client_of
@@ -184,6 +188,43 @@ async def test_the_wire_is_cut_at_any_answer(tmp_path: Path, private_redis: Redi
         wire.half = half
         assert await everywhere(bench, wire, deed) > 1
     await judge(private_redis.url(), history, Bounds())
+
+
+async def test_an_answer_that_comes_too_late_is_nobodys(private_redis: RedisServer) -> None:
+    """Who waited in vain is told so; what comes on that connection afterwards is not taken for the answer to another question."""
+    async with wire("127.0.0.1", private_redis.port) as slow:
+        url = private_redis.url().replace(f":{private_redis.port}/", f":{slow.port}/")
+        engine = create(f"{url}&busy_timeout=1s")
+        await engine.open()
+        tasks = [new() for _ in range(12)]
+        slow.answers.clear()
+        answers = await asyncio.gather(*(engine.submit([task]) for task in tasks), return_exceptions=True)
+        assert {type(answer) for answer in answers} == {AnswerLost}
+        slow.answers.set()
+        for task in tasks:
+            [answer] = await until_answered(lambda task=task: engine.submit([task]))  # type: ignore[misc]
+            assert answer.id == task.id
+        await engine.close()
+
+
+async def test_an_engine_is_closed_while_its_server_says_nothing(private_redis: RedisServer) -> None:
+    """Whoever waits for work, for an end or for events waits for answers that never come."""
+    async with wire("127.0.0.1", private_redis.port) as slow:
+        url = private_redis.url().replace(f":{private_redis.port}/", f":{slow.port}/")
+        engine = create(f"{url}&busy_timeout=1s")
+        await engine.open()
+        await engine.join(Joining(worker="worker", queues=("default",), types={"work": TypeSettings()}))
+        hints = await engine.wakeups()
+        [answer] = await engine.submit([new()])
+        waiting = asyncio.create_task(engine.wait([answer.id], 60 * SECOND))
+        await anext(aiter(hints))
+        slow.answers.clear()
+        await asyncio.sleep(0.1)  # everybody waits for an answer now
+        async with asyncio.timeout(GENEROUS):
+            await hints.aclose()
+            await engine.close()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["before", "within"])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from taskmill.engine import Filter
+from taskmill.engines.redis.scripts import USES, script
 from taskmill.events import Kind
 from taskmill.task import LIVE
 from tests.faults.invariants_redis import broken
@@ -21,6 +22,7 @@ from tests.faults.race_model import Replay
 from tests.faults.race_upkeep import ASKED, Asker, Operator
 from tests.faults.recorded import Recorded
 from tests.history import Bounds, Recorder, check, events, load
+from tests.servers.redis import RedisServer
 
 CLAIMERS = 8
 BOUNDS = Bounds(lease=LEASE // 2, max_crashes=1_000)
@@ -140,8 +142,11 @@ async def race_of(tmp_path: Path, url: str, seed: int, tasks: int) -> tuple[Race
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_race(tmp_path: Path, redis_url: str, seed: int) -> None:
-    race, replay = await race_of(tmp_path, redis_url, seed, 400)
+async def test_a_race(tmp_path: Path, private_redis: RedisServer, seed: int) -> None:
+    race, replay = await race_of(tmp_path, private_redis.url(), seed, 400)
+    with private_redis.client() as client:
+        ran = client.script_exists(*(script(name).sha for name in USES))
+    assert [name for name, each in zip(USES, ran, strict=True) if not each] == []
     assert race.refused_late > 0
     assert replay.most["one"] == 1
     assert replay.most["three"] > 1
@@ -149,7 +154,7 @@ async def test_a_race(tmp_path: Path, redis_url: str, seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 110))
-async def test_a_long_race(tmp_path: Path, redis_url: str, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
-    race, replay = await race_of(tmp_path, redis_url, seed, 6_000)
+async def test_a_long_race(tmp_path: Path, private_redis: RedisServer, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    race, replay = await race_of(tmp_path, private_redis.url(), seed, 6_000)
     with capsys.disabled():
         print(f"\nseed {seed}: {replay.starts} starts, {race.refused_late} late ends refused, most at once {dict(replay.most)}")

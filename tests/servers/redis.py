@@ -74,7 +74,7 @@ class RedisServer:
 
     def client(self) -> redis.Redis:
         """To the server that we started, and to no other."""
-        client = redis.Redis(port=self.port, password=self.password)
+        client = redis.Redis(port=self.port, password=self.password, socket_timeout=GENEROUS)
         found = client.info("server")["process_id"]
         assert found == self.pid, "the server that answers is not ours"
         return client

@@ -134,7 +134,7 @@ async def test_a_paused_server_costs_nobody_a_lease(private_redis: RedisServer) 
     [held] = await one.claim(1)
     await engine.recover_lost()
     with private_redis.client() as client:
-        client.execute_command("CLIENT", "PAUSE", 5_000, "ALL")
+        client.execute_command("CLIENT", "PAUSE", 2_500, "ALL")
     await asyncio.gather(engine.recover_lost(), one.beat())
     await engine.recover_lost()
     assert (await one.beat()).lost == ()

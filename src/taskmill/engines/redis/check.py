@@ -14,7 +14,7 @@ from taskmill.engine import Durability, Finding
 from taskmill.engines.redis.nodes import Client
 from taskmill.engines.redis.store import Shards, Store, translate
 from taskmill.engines.redis.target import Target
-from taskmill.errors import InvalidSettings, StoreError, WrongStore
+from taskmill.errors import AnswerLost, InvalidSettings, StoreError, WrongStore
 
 __all__ = ["check", "guard", "watch"]
 
@@ -23,6 +23,8 @@ log = logging.getLogger("taskmill")
 OLDEST = (6, 2)
 WAITAOF = (7, 2)
 SCHEMA = 1
+OURS = {"ids": "zset", "queues": "set", "counts": "hash", "workers": "hash", "seq": "string", "token": "string"}
+"""Some keys of every store, and what they are."""
 PATCHED = {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}
 """The first release of each line without the use-after-free of its Lua (CVE-2025-49844)."""
 
@@ -58,12 +60,13 @@ async def own(store: Store) -> None:
     """The marker of a store; made where there is none."""
     shards = store.target.shards
     key = store.key("store")
-    kind = (await store.ask("TYPE", key)).decode()
-    if kind not in ("none", "hash"):
+    found: dict[str, int] | None = None
+    if await _kind(store, "store") in ("none", "hash") and all([await _kind(store, name) in ("none", kind) for name, kind in OURS.items()]):
+        found = _numbers(_pairs(await store.ask("HGETALL", key)))
+    if found is None:
         raise WrongStore(
             f"the prefix {store.target.prefix!r} of {store.target} belongs to another program", code="foreign_keys", hint="give the URL another prefix="
         )
-    found = {name.decode(): int(value) for name, value in _pairs(await store.ask("HGETALL", key))}
     if found.get("schema", SCHEMA) > SCHEMA:
         raise WrongStore(f"{store.target} has schema {found['schema']}, this program knows {SCHEMA}", code="newer_schema", hint="upgrade Taskmill here too")
     if found.get("shards", shards) != shards:
@@ -71,6 +74,16 @@ async def own(store: Store) -> None:
         raise WrongStore(f"{store.target} was made with {found['shards']} shards, not {shards}", code="other_shards", hint=hint)
     if not found:
         await store.ask("HSET", key, "schema", SCHEMA, "shards", shards)
+
+
+async def _kind(store: Store, name: str) -> str:
+    return str((await store.ask("TYPE", store.key(name))).decode())
+
+
+def _numbers(pairs: list[tuple[bytes, bytes]]) -> dict[str, int] | None:
+    """What `store` says, if it is ours; a newer program may say more."""
+    said = {name.decode(): value for name, value in pairs if name in (b"schema", b"shards") and value.isdigit()}
+    return {name: int(value) for name, value in said.items()} if len(said) == 2 or not pairs else None
 
 
 def _pairs(found: Any) -> list[tuple[bytes, bytes]]:
@@ -92,8 +105,12 @@ async def _abouts(shards: Shards) -> list[dict[str, str]]:
     try:
         async with asyncio.timeout(shards.target.patience):
             return [await _about(client) for client in await shards.nodes.all()]
-    except (RedisError, OSError) as error:
-        raise translate(error, shards.target) from error
+    except (RedisError, OSError, TimeoutError) as error:
+        found = translate(error, shards.target)
+        if not isinstance(found, AnswerLost):
+            raise found from error
+        hint = "is the server up? look at host and port of the URL, and whether it wants redis:// or rediss://"
+        raise StoreError(f"{shards.target} cannot be reached: {str(error) or 'no answer'}", hint=hint) from error
 
 
 async def _about(client: Client) -> dict[str, str]:

@@ -387,7 +387,7 @@ class ClusterEngine:
             running = info.running
             for shard in await self._served(info.id) - {0}:
                 store = self._shards[shard]
-                running += await store.ask("ZCARD", store.key(f"run:{info.id}"))
+                running += await store.ask("HLEN", store.key(f"run:{info.id}"))
             infos.append(msgspec.structs.replace(info, running=running))
         return tuple(infos)
 

@@ -245,7 +245,7 @@ async def workers(store: Store, mono: int) -> tuple[WorkerInfo, ...]:
         queues, types, lease, joined_at, info = _decode(raw)
         beat = await store.ask("ZSCORE", store.key("beats"), worker)
         silent = None if beat is None else max(0, mono - int(float(beat)))
-        running = await store.ask("ZCARD", store.key(f"run:{worker}"))
+        running = await store.ask("HLEN", store.key(f"run:{worker}"))
         command = told.get(worker)
         infos.append(
             WorkerInfo(

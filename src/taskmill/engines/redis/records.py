@@ -108,9 +108,9 @@ def under_lease(h: Header, lease: str) -> Header:
 
 def claimed(h: Header, token: int, worker: str, at: int, request: int) -> Header:
     return Header(
-        h.seq, h.type, h.queue, h.tenant, h.priority, h.lane, RUNNING, h.ready_at, h.version + 1, h.executions + 1, h.failures, h.crashes, h.flags, h.open_edges,
-        h.created_at, at, h.expires_at, h.finished_at, token, worker, request, at, False, h.must_end, h.phase, h.progress, h.awaits, h.opened, h.run_at,
-        h.max_crashes, h.unique, h.window, h.result, h.error, h.size, h.home,
+        h.seq, h.type, h.queue, h.tenant, h.priority, h.lane, RUNNING, h.ready_at, h.version + 1, h.executions + 1, h.failures, h.crashes, h.flags,
+        h.open_edges, h.created_at, at, h.expires_at, h.finished_at, token, worker, request, at, False, h.must_end, h.phase, h.progress, h.awaits, h.opened,
+        h.run_at, h.max_crashes, h.unique, h.window, h.result, h.error, h.size, h.home,
     )  # fmt: skip
 
 

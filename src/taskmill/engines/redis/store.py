@@ -16,6 +16,7 @@ from redis.exceptions import (
     ConnectionError,
     InvalidResponse,
     MovedError,
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -291,6 +292,8 @@ def translate(error: BaseException, target: Target) -> StoreError:
     """In the words of this product. What had left this program may have been applied."""
     if isinstance(error, AuthenticationError):
         return StoreError(f"{target} refuses the password", code="wrong_password", hint="put user and password into the URL")
+    if isinstance(error, NoPermissionError):
+        return StoreError(f"{target} does not let this user do that: {error}", code="no_rights", hint="ACL SETUSER … +@all ~<prefix>:* &<prefix>:*")
     if isinstance(error, ReadOnlyError):
         return StoreError(f"{target} is a replica and takes no writes", code="read_only", hint="name the primary in the URL")
     if isinstance(error, InvalidResponse):
@@ -299,4 +302,6 @@ def translate(error: BaseException, target: Target) -> StoreError:
         return AnswerLost(f"the connection to {target} broke", hint="it may have been applied: ask again")
     if isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and "-OOM " in str(error)):
         return StoreError(f"{target} is out of memory", code="store_full", hint="nothing was written: raise maxmemory, or prune what has ended")
+    if "DB index is out of range" in str(error):
+        return StoreError(f"{target} has no database {target.database}", code="no_database", hint="the first is redis://host:6379/0")
     return StoreError(f"{target} answered: {error}", code="store_error")

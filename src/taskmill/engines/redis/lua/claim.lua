@@ -17,7 +17,9 @@ end
 
 if request <= tonumber(call('HGET', P .. 'requests', worker) or '0') then  -- asked again: what it still holds of that request; never anything new
   local tasks = {}
-  for _, m in ipairs(call('ZRANGEBYSCORE', P .. 'run:' .. worker, request, request)) do tasks[#tasks + 1] = R.get(string.sub(m, 17)) end
+  for _, lease in ipairs(leases_of(worker)) do
+    if lease[2] == request then tasks[#tasks + 1] = R.get(lease[3]) end
+  end
   return answered(answer('repeated', false, true, tasks))
 end
 

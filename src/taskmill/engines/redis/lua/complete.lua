@@ -35,14 +35,14 @@ for _, g in ipairs(A) do
       local record = STAMP .. ARGV[2 * place + 2]
       records[2 * done - 1], records[2 * done] = P .. 't:' .. id, record
       ended[2 * done - 1], ended[2 * done] = now, id
-      gone[done], run[#run + 1] = id, token .. id
+      gone[done], run[#run + 1] = id, token
       if owes or hears then tell(g, id, record) end
     else
       refused[#refused + 1] = place
     end
   end
   if done > before then
-    call('ZREM', P .. 'run:' .. g[4], unpack(run))
+    call('HDEL', P .. 'run:' .. g[4], unpack(run))
     local field = g[1] .. '\t' .. g[2] .. '\t' .. g[3] .. '\t'
     S.counts[field .. RUNNING] = (S.counts[field .. RUNNING] or 0) - (done - before)
     S.counts[field .. COMPLETED] = (S.counts[field .. COMPLETED] or 0) + (done - before)

@@ -67,9 +67,9 @@ end
 -- Leases of requests up to this one that the worker does not name never reached it: as if they had never been given.
 function M.give_back(worker, request, named)
   local given = 0
-  for _, m in ipairs(call('ZRANGEBYSCORE', P .. 'run:' .. worker, '-inf', request)) do
-    if not named[tonumber(string.sub(m, 1, 16), 16)] then
-      local h = R.get(string.sub(m, 17))
+  for _, lease in ipairs(leases_of(worker)) do
+    if lease[2] <= request and not named[lease[1]] then
+      local h = R.get(lease[3])
       if band(h[F.flags], CANCEL) ~= 0 then M.cancel(h) else M.ready(h, h[F.ready_at], {executions = h[F.executions] - 1}) end
       given = given + 1
     end

@@ -6,11 +6,9 @@ if call('HEXISTS', P .. 'workers', worker) == 0 then return pack({false}) end
 call('ZADD', P .. 'beats', A[4] > 0 and A[4] or S.now, worker)
 local named, held, unnamed = {}, {}, false
 for _, token in ipairs(A[3]) do named[token] = true end
-local leases = call('ZRANGE', P .. 'run:' .. worker, 0, -1, 'WITHSCORES')
-for i = 1, #leases, 2 do
-  local token = tonumber(string.sub(leases[i], 1, 16), 16)
-  held[token] = string.sub(leases[i], 17)
-  unnamed = unnamed or (not named[token] and tonumber(leases[i + 1]) <= A[2])
+for _, lease in ipairs(leases_of(worker)) do
+  held[lease[1]] = lease[3]
+  unnamed = unnamed or (not named[lease[1]] and lease[2] <= A[2])
 end
 local lost, cancelled = {}, {}
 for _, token in ipairs(A[3]) do

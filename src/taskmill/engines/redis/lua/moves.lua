@@ -2,13 +2,27 @@
 -- concerns others (slots, lanes, edges) is gathered and done once by M.settle.
 --
 -- q:<queue>:<p>  the plain line: what is ready and what will be, by when         l:<lane>:<p>  what is ready in a lane
--- due            what time alone makes ready or ends the wait of                run:<worker>  its leases, by request
+-- due            what time alone makes ready or ends the wait of                run:<worker>  its leases, by token
 
 local M = {freed = {}, stirred = {}, fallen = {}}  -- fallen: {child, state, far, result}
 
 local SLICE = 250  -- edges applied in one step
 
-local function lease_member(h) return string.format('%016x', h[F.token]) .. h.id end
+-- A lease among those of its worker: by its token, the request that took it and the task.
+local function lease_field(token) return string.format('%016x', token) end
+local function lease_value(request, id) return int(request) .. '\t' .. id end
+
+-- (token, request, id) of all leases of a worker, or of some.
+local function leases_of(worker, most)
+  local key = P .. 'run:' .. worker
+  local found, leases = most and call('HRANDFIELD', key, most, 'WITHVALUES') or call('HGETALL', key), {}
+  for i = 1, #found, 2 do
+    local request, id = string.match(found[i + 1], '^(%d+)\t(.*)$')
+    leases[#leases + 1] = {tonumber(found[i], 16), tonumber(request), id}
+  end
+  table.sort(leases, function(a, b) return a[1] < b[1] end)
+  return leases
+end
 
 local function line_of(h)
   if h[F.lane] == 0 then return P .. 'q:' .. h[F.queue] .. ':' .. h[F.priority] end
@@ -36,7 +50,7 @@ function M.leave(h)
   local state, lane = h[F.state], h[F.lane]
   M.leave_line(h)
   if state == RUNNING then
-    S.remove_later(P .. 'run:' .. h[F.worker], lease_member(h))
+    call('HDEL', P .. 'run:' .. h[F.worker], lease_field(h[F.token]))
     if band(h[F.flags], CANCEL) ~= 0 then call('SREM', P .. 'stop:' .. h[F.worker], h.id) end
     if lane > 0 then M.freed[lane] = (M.freed[lane] or 0) + 1 end
   end

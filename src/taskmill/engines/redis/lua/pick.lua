@@ -407,10 +407,10 @@ function C.write()
   if #C.taken > 0 then
     local leases, n = {}, 0
     for _, h in ipairs(C.taken) do
-      leases[n + 1], leases[n + 2] = C.request, lease_member(h)
+      leases[n + 1], leases[n + 2] = lease_field(h[F.token]), lease_value(C.request, h.id)
       n = n + 2
     end
-    if n > 0 then call('ZADD', P .. 'run:' .. C.worker, unpack(leases, 1, n)) end
+    if n > 0 then call('HSET', P .. 'run:' .. C.worker, unpack(leases, 1, n)) end
     call('SET', P .. 'token', int(C.token))
     call('HSET', P .. 'requests', C.worker, int(C.request))
   end

@@ -22,9 +22,9 @@ end
 table.sort(silent, function(a, b) return a[2] < b[2] or (a[2] == b[2] and a[1] < b[1]) end)
 for _, pair in ipairs(silent) do
   local worker = pair[1]
-  local leases = call('ZRANGE', P .. 'run:' .. worker, 0, n - moved - 1)
-  for _, m in ipairs(leases) do
-    local h = R.get(string.sub(m, 17))
+  local leases = leases_of(worker, n - moved)
+  for _, lease in ipairs(leases) do
+    local h = R.get(lease[3])
     M.attempt(h, 'crashed', nil, {code = 'lease_lost', message = 'worker ' .. worker .. ' was not heard of any more'})
     M.crash(h, nil, false)
   end

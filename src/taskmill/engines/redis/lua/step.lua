@@ -52,7 +52,7 @@ local function now_()
   return tonumber(t[1]) * 1000000 + tonumber(t[2])
 end
 
-local S = {now = now_(), counts = {}, woke = {}, events = {}, ended = false, adds = {}, removes = {}}
+local S = {now = now_(), counts = {}, woke = {}, events = {}, ended = false, adds = {}}
 
 -- Records. Each is read once, changed in memory and written once, at the end.
 
@@ -191,17 +191,11 @@ local elsewhere = {}
 -- There may be work in this queue.
 function S.wake(queue) S.woke[queue] = true end
 
--- Into and out of sorted sets that this script does not read again: one command for each set, at the end.
+-- Into sorted sets that this script does not read again: one command for each set, at the end.
 function S.add_later(key, score, name)
   local all = S.adds[key] or {}
   S.adds[key] = all
   all[#all + 1], all[#all + 2] = score, name
-end
-
-function S.remove_later(key, name)
-  local all = S.removes[key] or {}
-  S.removes[key] = all
-  all[#all + 1] = name
 end
 
 local function in_pieces(command, key, all)
@@ -212,7 +206,6 @@ local RING = 10000
 
 -- The last thing that a script does that changed something.
 function S.finish()
-  for key, all in pairs(S.removes) do in_pieces('ZREM', key, all) end
   for key, all in pairs(S.adds) do in_pieces('ZADD', key, all) end
   local pairs_, n = {}, 0
   for id, h in pairs(R.dirty) do

@@ -89,16 +89,16 @@ local first = 0
 if n > 0 then
   first = number_after(tonumber(call('GET', P .. 'token') or '0'))
   local tail = '\t' .. int(request) .. '\t' .. int(S.now) .. '\t' .. worker
-  local leases, runs, at = {}, {}, int(request)
+  local leases, runs, at = {}, {}, int(request) .. '\t'
   for i = 1, n do
     local id, token = ids[i], string.format('%016x', first + i - 1)
     leases[2 * i - 1], leases[2 * i] = id, token .. tail
-    runs[2 * i - 1], runs[2 * i] = at, token .. id
+    runs[2 * i - 1], runs[2 * i] = token, at .. id
   end
   call('HSET', P .. 'leases', unpack(leases))
-  call('ZADD', P .. 'run:' .. worker, unpack(runs))
+  call('HSET', P .. 'run:' .. worker, unpack(runs))
   call('SET', P .. 'token', int(first + n - 1))
-  call('HSET', P .. 'requests', worker, at)
+  call('HSET', P .. 'requests', worker, int(request))
   for key, line in pairs(lines) do
     if line.taken > 0 then call('ZREM', key, unpack(line)) end
     for kind, taken in pairs(line.types) do

@@ -41,6 +41,8 @@ LANES: list[tuple[str, ...]] = [
     *(("six", "pace"), ("each:b", "three"), ("six", "both", "each:a"), ("each:b", "pace", "one")),
 ]
 SOON = 10 * MILLISECOND
+PLAIN = "lines"
+"""A queue of tasks that nothing sets apart."""
 
 
 class Race:
@@ -107,6 +109,7 @@ class Submitter:
         tasks += [self._new(order_key=chance.choice(("left", "right"))), self._new(delay=chance.randrange(50) * MILLISECOND), self._new(type="moved")]
         tasks.append(self._new(limits=("pace",), on_limit=OnLimit.REJECT))
         tasks.append(self._new(expires_at=self.client.engine.clock.now() + chance.randrange(100) * MILLISECOND))
+        tasks += [self._new(type="plain", queue=PLAIN) for _ in range(6)]
         children = chance.sample([task.id for task in tasks[:8]], chance.randint(1, 5))
         tasks += [self._new(edges=tuple(Edge(child, OnFailure.IGNORE) for child in children)) for _ in range(2)]
         for task in tasks:
@@ -170,7 +173,7 @@ class Claimer:
         self.request = 0
         self.held: dict[int, Claimed] = {}
         types = TYPES if self.calm or self.chance.random() < 0.8 else {"plain": TYPES["plain"]}
-        await self.client.join(Joining(worker=self.name, queues=("default",), types=types, lease=LEASE))
+        await self.client.join(Joining(worker=self.name, queues=("default", PLAIN), types=types, lease=LEASE))
         self.beat_at = self.client.recorder.now()
 
     async def turn(self) -> int:
@@ -178,7 +181,8 @@ class Claimer:
             await self.beat()
         self.request += 1
         try:
-            claim = await self.client.claim(self.name, self.request, ("default",), Room(self.chance.randint(1, 12)))
+            queue = "default" if self.request % 3 else PLAIN
+            claim = await self.client.claim(self.name, self.request, (queue,), Room(self.chance.randint(1, 12)))
         except Conflict:
             await self.join()
             return 1

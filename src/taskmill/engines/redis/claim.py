@@ -32,16 +32,18 @@ NOTHING: Mapping[str, bytes] = MappingProxyType({})
 async def claim(store: Store, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
     slots, prefetch = min(room.slots, PIECE), min(room.prefetch, max(0, PIECE - room.slots))
     asked = [worker, request, list(queues), slots, prefetch, room.max_bytes, dict(room.types)]
-    if store.plain:
+    of = tuple(queues)
+    if of not in store.crowded:
         found, raws = await store.run_raw("swift", asked)
         if found != "full":
             return await _swift(store, worker, request, found, raws)
-        store.plain = False
+        store.crowded.add(of)
     answer, raws = await store.run_raw("claim", asked)
     how, next_at, more, tasks = answer
     if how == "unknown_worker":
         raise Conflict(f"worker {worker} is not registered (any more)", code="unknown_worker", field="worker", hint="join under a new id")
-    store.plain = not tasks
+    if not tasks:
+        store.crowded.discard(of)
     claimed = []
     for id, number, limits in tasks:
         header, body = parts(raws[number - 1])
@@ -53,7 +55,7 @@ async def claim(store: Store, worker: str, request: int, queues: Sequence[str], 
 
 async def _swift(store: Store, worker: str, request: int, found: Sequence[Any], raws: Sequence[bytes]) -> Claim:
     """Tasks whose records are those from before the claim; tokens follow each other."""
-    next_at, more, now, first, ids = found
+    next_at, now, first, ids = found
     tail = f"\t{request}\t{now}\t{worker}"
     held = store.held
     claimed = []
@@ -69,7 +71,7 @@ async def _swift(store: Store, worker: str, request: int, found: Sequence[Any], 
         claimed.append(task)
     while len(held) > MOST_HELD:
         del held[next(iter(held))]
-    return Claim(tuple(claimed), next_at or None, bool(more))
+    return Claim(tuple(claimed), next_at or None)
 
 
 def _claimed(id: str, h: Header, body: Body, limits: Sequence[str]) -> Claimed:

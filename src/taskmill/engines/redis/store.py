@@ -159,8 +159,8 @@ class Store:
         self.slot = key_slot(self.prefix.encode())
         self.held: dict[int, Held] = {}
         """By token, what was claimed here and can be completed without the record being read again; the oldest go when there are too many."""
-        self.plain = True
-        """Whether the last claims found nothing but plain lines."""
+        self.crowded: set[tuple[str, ...]] = set()
+        """Queues whose last claim found more than plain lines."""
 
     @property
     def settings(self) -> Settings:

@@ -1,13 +1,13 @@
--- Claim, where there is nothing but plain lines: no lane is open, nothing is due, nobody listens. Then records need not be looked at: they are answered as they
+-- Claim, where there is nothing but plain lines: no lane is open and nothing is due. Then records need not be looked at: they are answered as they
 -- are, and only leases are written. Where that does not hold, or a task stands in the way, nothing is done and claim.lua is asked.
--- A: as claim.lua   answers 'full', or {next_at|false, more, now, first token, ids (one string)}, with the records from before the claim
+-- A: as claim.lua   answers 'full', or {next_at|false, now, first token, ids (one string)}, with the records from before the claim
 
 local worker, request, slots, ahead, bytes, rooms_of = A[1], A[2], A[4], A[5], A[6], A[7]
 local due, wakes = call('ZRANGE', P .. 'due', 0, 0, 'WITHSCORES')[2], call('ZRANGE', P .. 'wakes', 0, 0, 'WITHSCORES')[2]
 local next_at = math.min(due and tonumber(due) or FAR, wakes and tonumber(wakes) or FAR)
 local known = call('HGET', P .. 'workers', worker)
 if not known or next_at <= S.now or request <= tonumber(call('HGET', P .. 'requests', worker) or '0') then return pack('full') end
-if call('EXISTS', P .. 'falling') == 1 or S.listening() then return pack('full') end
+if call('EXISTS', P .. 'falling') == 1 then return pack('full') end
 
 local paused, rooms, queues = {}, {}, {}
 for _, name in ipairs(call('SMEMBERS', P .. 'paused')) do paused[name] = true end
@@ -55,7 +55,6 @@ local function take(queue, p, most)
   end
   if size > bytes then
     blocked = true
-    for i = n + took, n + 1, -1 do ids[i], raws[i] = nil, nil end
     return 0
   end
   bytes, n = bytes - size, n + took
@@ -83,7 +82,7 @@ for i = 1, count do slots = slots - pick(queues[(request + i - 1) % count + 1], 
 if slots <= 0 then
   for i = 1, count do ahead = ahead - pick(queues[(request + i - 1) % count + 1], ahead) end
 end
-if n == 0 and blocked then return pack('full') end
+if blocked then return pack('full') end
 
 local first = 0
 if n > 0 then
@@ -99,6 +98,12 @@ if n > 0 then
   call('HSET', P .. 'run:' .. worker, unpack(runs))
   call('SET', P .. 'token', int(first + n - 1))
   call('HSET', P .. 'requests', worker, int(request))
+  if S.listening() then
+    for i = 1, n do
+      local _, h = unpack_one(raws[i], 24)
+      S.tell('task.started', ids[i], h[F.version] + 1, {type = h[F.type], queue = h[F.queue], worker = worker, attempt = h[F.executions] + 1})
+    end
+  end
   for key, line in pairs(lines) do
     if line.taken > 0 then call('ZREM', key, unpack(line)) end
     for kind, taken in pairs(line.types) do
@@ -107,11 +112,11 @@ if n > 0 then
     end
   end
 end
-local left = blocked or slots <= 0
+local left = slots <= 0
 for _, name in ipairs(queues) do
   if left then S.wake(name) else call('DEL', P .. 'wake:' .. name) end
 end
 S.finish()
-local all = {pack({not left and n == 0 and next_at < FAR and next_at, blocked, S.now, first, table.concat(ids)})}
+local all = {pack({not left and n == 0 and next_at < FAR and next_at, S.now, first, table.concat(ids)})}
 for i = 1, n do all[i + 1] = raws[i] end
 return all

@@ -33,12 +33,12 @@ class Damage:
 
     def change(self, id: str, **fields: object) -> bool:
         raw: Any = self.client.get(f"{P}t:{id}")
-        end = AT + int(raw[16:AT], 16)
+        end = AT + int(raw[28:AT], 16)
         row = msgspec.msgpack.decode(raw[AT:end])
         for name, value in fields.items():
             row[FIELDS.index(name)] = value
         array = msgspec.msgpack.encode(row)
-        return bool(self.client.set(f"{P}t:{id}", raw[:16] + b"%08x" % len(array) + array + raw[end:]))
+        return bool(self.client.set(f"{P}t:{id}", raw[:28] + b"%08x" % len(array) + array + raw[end:]))
 
     def key(self, prefix: str) -> str:
         return min(str(key.decode()) for key in self.client.scan_iter(f"{P}{prefix}*"))

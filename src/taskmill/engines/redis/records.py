@@ -9,6 +9,7 @@ import msgspec
 from taskmill.engines.rows import (
     CANCEL,
     COMPLETED,
+    PENDING,
     RETRYING,
     RUNNING,
     SCHEDULED,
@@ -23,27 +24,27 @@ from taskmill.engines.rows import (
 )
 from taskmill.task import DEFAULT_DEDUPE_WINDOW, Task
 
-__all__ = ["AT", "Body", "Header", "Held", "body_of", "claimed", "completed", "parts", "pieces", "task_from", "under_lease"]
+__all__ = ["AT", "Body", "Header", "Held", "body_of", "claimed", "completed", "entered", "parts", "pieces", "task_from", "under_lease"]
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
     """In the order of `F` in step.lua; False is nothing."""
 
-    seq: int
+    seq: int | bool
     type: str
     queue: str
     tenant: str
     priority: int
     lane: int
     state: int
-    ready_at: int
+    ready_at: int | bool
     version: int
     executions: int
     failures: int
     crashes: int
     flags: int
     open_edges: int
-    created_at: int
+    created_at: int | bool
     updated_at: int | bool
     expires_at: int | bool
     finished_at: int | bool
@@ -57,7 +58,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     progress: str | bool
     awaits: str | bool
     opened: int | bool
-    run_at: int
+    run_at: int | bool
     max_crashes: int
     unique: str | bool
     window: int | bool
@@ -76,8 +77,9 @@ class Body(msgspec.Struct, array_like=True, frozen=True):
     meta: str | None
 
 
-AT = 24
-"""Where the array begins: behind the time of writing and its own length."""
+AT = 36
+"""Where the array begins: behind the time of writing, the number of the task and its own length."""
+TIMES = ("updated_at", "finished_at", "created_at", "ready_at", "run_at")
 
 _encode = msgspec.msgpack.Encoder().encode
 _header = msgspec.msgpack.Decoder(Header).decode
@@ -91,13 +93,25 @@ def parts(raw: bytes) -> tuple[Header, Body]:
 
 def pieces(raw: bytes) -> tuple[Header, Body, bytes]:
     """The same, and the body as it is stored."""
-    end = AT + int(raw[16:AT], 16)
+    end = AT + int(raw[28:AT], 16)
     header = _header(raw[AT:end])
     if header.updated_at is True:
         at = int(raw[:16], 16)
-        header = msgspec.structs.replace(header, updated_at=at, finished_at=at if header.finished_at is True else header.finished_at)
+        given = {name: at for name in TIMES if getattr(header, name) is True}
+        header = msgspec.structs.replace(header, seq=int(raw[16:28], 16) if header.seq is True else header.seq, **given)
     rest = raw[end:]
     return header, _body(rest), rest
+
+
+def entered(type: str, queue: str, tenant: str, priority: int, max_crashes: int, size: int) -> bytes:
+    """The array of a new task that nothing sets apart, with its length; its times and its number are the store's to say."""
+    array = _encode(
+        (
+            True, type, queue, tenant, priority, 0, PENDING, True, 1, 0, 0, 0, 0, 0, True, True, False, False, False, False, False, False, False, False,
+            False, False, False, False, True, max_crashes, False, False, False, False, size, False,
+        )
+    )  # fmt: skip
+    return b"%08x%b" % (len(array), array)
 
 
 def under_lease(h: Header, lease: str) -> Header:
@@ -125,7 +139,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
 
 def completed(one: Held, started_after: int | None, result: str | bool) -> bytes:
-    """The record behind its time, as it is when the task has completed; that time is the store's."""
+    """The record behind its time, as it is when the task has completed; that time is the store's to say."""
     h = one.header
     started = False if started_after is None else h.claimed_at + started_after
     array = _encode(
@@ -135,7 +149,7 @@ def completed(one: Held, started_after: int | None, result: str | bool) -> bytes
             h.max_crashes, h.unique, h.window, result, False, h.size, h.home,
         )
     )  # fmt: skip
-    return b"%08x%b%b" % (len(array), array, one.rest)
+    return b"%012x%08x%b%b" % (h.seq, len(array), array, one.rest)
 
 
 def body_of(raw: bytes) -> Body:

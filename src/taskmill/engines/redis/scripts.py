@@ -41,12 +41,13 @@ USES = {
     "whole": ("full",),
     "complete": ("full",),
     "swift": ("full",),
+    "enter": (),
     "look": (),
 }
 """What each verb needs beside what all of them begin with. Without `full` it brings something new, and is refused when memory is full."""
 
 
-ALONE = frozenset({"complete", "look", "swift"})
+ALONE = frozenset({"complete", "enter", "look", "swift"})
 """Those that need no more than `step` beside it: nothing of lanes, limits and moves."""
 
 

@@ -39,7 +39,7 @@ __all__ = ["Shards", "Store", "translate"]
 
 HOT = ("type", "limit", "queue", "pause", "outbox")
 KEPT = frozenset(
-    {"submit", "reserve", "claim", "finish", "checkpoint", "signal", "admin", "put", "join", "lead", "fire", "take", "restore", "complete", "swift"}
+    ["submit", "enter", "reserve", "claim", "swift", "finish", "complete", "checkpoint", "signal", "admin", "put", "join", "lead", "fire", "take", "restore"],
 )
 """Steps whose answer says that what they wrote has come as far as it was asked to."""
 CONFIRMED = 2_000

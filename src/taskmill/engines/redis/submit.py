@@ -11,7 +11,7 @@ import msgspec
 from taskmill import codec
 from taskmill.engine import Durability, Status, Submitted
 from taskmill.engines.redis.inspect import get, look, now_of
-from taskmill.engines.redis.records import Body, body_of
+from taskmill.engines.redis.records import Body, body_of, entered
 from taskmill.engines.redis.store import Store
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, UNIQUE_ENDED, UNIQUE_STARTED, encode_meta, encode_retry
 from taskmill.engines.settings import Settings
@@ -51,10 +51,21 @@ async def submit(
 
 
 async def _piece(store: Store, tasks: Sequence[NewTask], unseal: list[str], level: Durability, elsewhere: Mapping[str, int]) -> list[Submitted]:
+    plain = not unseal
     for _ in range(ROUNDS):
         batch = Batch(store.settings, tasks)
         if not (batch.places or batch.refused or unseal):
             return batch.answers([], [], level)
+        if plain and batch.is_plain():
+            groups, records = batch.entered()
+            found = await store.run("enter", [store.generation, groups], records, durability=level)
+            if found is True:
+                return batch.answers([("created", tasks[place].id) for place in batch.places], [], level)
+            if found == "settings":
+                await store.read_settings()
+            else:
+                plain = False
+            continue
         sent: list[bytes] = []
         found, stored = await store.run_raw("submit", [store.generation, batch.packed(sent), unseal, dict(elsewhere)], sent, durability=level)
         if found == "settings":
@@ -122,6 +133,31 @@ class Batch:
             error = InvalidInput("these tasks wait for each other", code="cycle", field="edges", hint="a task cannot wait for one that waits for it")
             self.refused[self.places[number]] = error
             del self.places[number], self._sent[number], self._bodies[number]
+
+    def is_plain(self) -> bool:
+        """Whether nothing sets any of its tasks apart (enter.lua)."""
+        if not self.places or any(more is not None for *_, more in self._sent) or len({id for id, *_ in self._sent}) < len(self._sent):
+            return False
+        return not any(share or limits or order for _, _, _, _, share, limits, order, *_ in self._lines)
+
+    def entered(self) -> tuple[list[list[Any]], list[bytes]]:
+        """As enter.lua takes it: groups of tasks that differ in nothing but their bodies, and these tasks."""
+        lines = list(self._lines)
+        arrays: dict[tuple[int, int], bytes] = {}
+        groups: list[list[Any]] = []
+        records: list[bytes] = []
+        last = 0
+        for (id, line, size, _), body in zip(self._sent, self._bodies, strict=True):
+            type, queue, tenant, priority, _, _, _, _, max_crashes, _ = lines[line - 1]
+            if line != last:
+                groups.append([queue, type, priority, 0])
+                last = line
+            groups[-1][3] += 1
+            array = arrays.get((line, size))
+            if array is None:
+                array = arrays[line, size] = entered(type, queue, tenant, priority, max_crashes, size)
+            records += (id.encode(), array + body)
+        return groups, records
 
     def packed(self, raws: list[bytes]) -> list[Any]:
         """As the script takes it; bodies go beside."""

@@ -1,5 +1,5 @@
 -- Completed, for tasks whose record nobody has touched since their claim: the caller has made it new, and it is stored if the lease is still the one it was.
--- A: groups {{queue, type, priority, worker, end of the lease, how many}, …}; then for each task its id and token (one string), and its record without the time
+-- A: groups {{queue, type, priority, worker, end of the lease, how many}, …}; then for each task its id and token (one string), and its record without its time
 -- answers {place, …}, those that are not as they were
 
 local ids, at, n = {}, 3, 0
@@ -16,7 +16,7 @@ local now, owes, hears = int(S.now), call('EXISTS', P .. 'owed') == 1, S.listeni
 local done, place = 0, 0
 
 local function tell(g, id, record)
-  local _, h = unpack_one(record, 24)
+  local h = array_of(record)
   local owed = {id = id, type = g[2], queue = g[1], state = 'completed', version = h[F.version]}
   if owes then
     S.owe('ended', id, owed)

@@ -6,8 +6,8 @@
 -- ARGV[2]  the time in microseconds; empty: the server's own (a test passes its own)
 -- ARGV[3…] strings that are no text (bodies); arguments name them by their number, and so do answers: a script answers {MessagePack, string, …}
 --
--- A record is the time it was written (16 hexadecimal digits), the length of its array (8), the array, and the body, which is the caller's own and opaque here.
--- Where `updated_at` or `finished_at` is true in the array it is that time: a caller who makes a record does not know it.
+-- A record is the time it was written (16 hexadecimal digits), its number (12), the length of its array (8), the array, and the body, which is the caller's own
+-- and opaque here. Where a time, or `seq`, is true in the array it is that of the front: a caller who makes a record does not know them.
 --
 -- Null is `false` in records, so that they stay arrays. Numbers are written with %d: Lua itself prints no more than 14 digits.
 
@@ -60,13 +60,23 @@ local R = {known = {}, dirty = {}, packed = {}, leased = {}}
 
 local STAMP = string.format('%016x', S.now)
 
-local function unpacked(id, raw)
-  local offset, h = unpack_one(raw, 24)
-  h.id, h.body = id, string.sub(raw, offset < 0 and #raw + 1 or offset + 1)
+local FRONT = 36
+
+local function array_of(raw)
+  local offset, h = unpack_one(raw, FRONT)
   if h[F.updated_at] == true then
-    h[F.updated_at] = tonumber(string.sub(raw, 1, 16), 16)
-    if h[F.finished_at] == true then h[F.finished_at] = h[F.updated_at] end
+    local at = tonumber(string.sub(raw, 1, 16), 16)
+    for _, field in ipairs({F.updated_at, F.finished_at, F.created_at, F.ready_at, F.run_at}) do
+      if h[field] == true then h[field] = at end
+    end
+    if h[F.seq] == true then h[F.seq] = tonumber(string.sub(raw, 17, 28), 16) end
   end
+  return h, offset
+end
+
+local function unpacked(id, raw)
+  local h, offset = array_of(raw)
+  h.id, h.body = id, string.sub(raw, offset < 0 and #raw + 1 or offset + 1)
   return h
 end
 
@@ -125,7 +135,7 @@ function R.raw(h)
   h.id, h.body = nil, nil
   local array = pack(h)
   h.id, h.body = id, body
-  return STAMP .. string.format('%08x', #array) .. array .. body
+  return STAMP .. string.format('%012x%08x', h[F.seq], #array) .. array .. body
 end
 
 function R.drop(h)

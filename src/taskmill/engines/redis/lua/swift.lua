@@ -100,7 +100,7 @@ if n > 0 then
   call('HSET', P .. 'requests', worker, int(request))
   if S.listening() then
     for i = 1, n do
-      local _, h = unpack_one(raws[i], 24)
+      local h = array_of(raws[i])
       S.tell('task.started', ids[i], h[F.version] + 1, {type = h[F.type], queue = h[F.queue], worker = worker, attempt = h[F.executions] + 1})
     end
   end

@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from taskmill.engines.redis.target import Target
+from taskmill.engines.redis.wire import Wire, connect
 from taskmill.errors import InvalidSettings, StoreError
 
 __all__ = ["Address", "Client", "Nodes"]
@@ -43,12 +44,28 @@ class Nodes:
         """Whether another server may take over."""
         self._map: dict[int, Address] | Address | None = None if self.moves else target.hosts[0]
         self._clients: dict[Address, Client] = {}
+        self._wires: dict[Address, Wire] = {}
+        self._connecting: dict[Address, asyncio.Lock] = {}
         self._looking = asyncio.Lock()
-        self._waiting: dict[asyncio.Timeout, tuple[float, int, Client]] = {}
+        self._waiting: dict[asyncio.Timeout, tuple[float, int, Address]] = {}
         self._watch: asyncio.Task[None] | None = None
 
     async def find(self, slot: int) -> Client:
         """The client of the server that has it, as far as we know."""
+        return self._client(await self._address(slot))
+
+    async def wire(self, slot: int) -> Wire:
+        """The connection that everybody shares, to the same server."""
+        address = await self._address(slot)
+        wire = self._wires.get(address)
+        if wire is None or wire.cut:
+            async with self._connecting.setdefault(address, asyncio.Lock()):
+                wire = self._wires.get(address)
+                if wire is None or wire.cut:
+                    wire = self._wires[address] = await connect(*address, self._target)
+        return wire
+
+    async def _address(self, slot: int) -> Address:
         address = self._at(slot)
         if address is None:
             async with self._looking:
@@ -58,7 +75,7 @@ class Nodes:
                     address = self._at(slot)
         if address is None:
             raise StoreError(f"no server of {self._target} has slot {slot}", code="cluster_down", hint="wait for its failover, or mend the Cluster")
-        return self._client(address)
+        return address
 
     def _at(self, slot: int) -> Address | None:
         found = self._map
@@ -67,6 +84,17 @@ class Nodes:
     def moved(self, slot: int, address: Address) -> None:
         if isinstance(self._map, dict):
             self._map[slot] = address
+
+    def drop(self, address: Address | None) -> None:
+        """Nobody waits for this server any more."""
+        wire = None if address is None else self._wires.pop(address, None)
+        if wire is not None:
+            wire.close()
+
+    def silent(self, slot: int) -> None:
+        """It did not answer in time: who comes next connects anew."""
+        self.drop(self._at(slot))
+        self.lost()
 
     def lost(self) -> None:
         """Whoever comes next looks anew."""
@@ -84,9 +112,11 @@ class Nodes:
         given = client.connection_pool.connection_kwargs
         return Redis(**_of(self._target), ssl=self._target.tls, host=given["host"], port=given["port"], single_connection_client=True)
 
-    def waits(self, limit: asyncio.Timeout, slot: int, client: Client) -> None:
+    def waits(self, limit: asyncio.Timeout, slot: int) -> None:
         """A command has left; it waits no longer than `limit`, nor than its server is the one."""
-        self._waiting[limit] = (time.monotonic(), slot, client)
+        address = self._at(slot)
+        if address is not None:
+            self._waiting[limit] = (time.monotonic(), slot, address)
         if self._watch is None:
             self._watch = asyncio.create_task(self._watched())
 
@@ -98,6 +128,8 @@ class Nodes:
             self._watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watch
+        for wire in self._wires.values():
+            wire.close()
         for client in self._clients.values():
             await client.aclose()
             await client.connection_pool.disconnect()
@@ -162,15 +194,15 @@ class Nodes:
         """Commands that wait for a server which is not the one any more wait in vain."""
         while True:
             await asyncio.sleep(LOOK)
-            late = [(limit, slot, client) for limit, (since, slot, client) in self._waiting.items() if time.monotonic() - since > LOOK]
+            late = [(limit, slot, was) for limit, (since, slot, was) in self._waiting.items() if time.monotonic() - since > LOOK]
             if not late:
                 continue
             with contextlib.suppress(RedisError, OSError, StoreError, InvalidSettings):
                 async with self._looking:
                     await self._look()
-            for limit, slot, client in late:
-                address = self._at(slot)
-                if limit in self._waiting and address is not None and self._client(address) is not client:
+            for limit, slot, was in late:
+                if limit in self._waiting and self._at(slot) not in (None, was):
+                    self.drop(was)
                     limit.reschedule(asyncio.get_running_loop().time())
 
 

@@ -118,30 +118,34 @@ class Shards:
 
     async def ask(self, key: str, *command: Any) -> Any:
         """A command about a key that lies in no shard."""
-        return await self._asked(key_slot(key.encode()), lambda client: client.execute_command(*command))
+        return await self.asked(key_slot(key.encode()), command)
 
-    async def _asked(self, slot: int, command: Any) -> Any:
-        """Its answer. Where nothing was done (somebody else has the slot, or it is on its way) it is asked again."""
+    async def asked(self, slot: int, command: tuple[Any, ...], wait: tuple[Any, ...] = ()) -> Any:
+        """Its answer, and if there is a `wait` behind it, that one's too. Where nothing was done (somebody else has the slot, or it is on its way) it is asked
+        again."""
         nodes = self.nodes
         try:
             async with asyncio.timeout(self.target.patience) as limit:
                 while True:
-                    client = await nodes.find(slot)
+                    wire = await nodes.wire(slot)
                     if nodes.moves:
-                        nodes.waits(limit, slot, client)
+                        nodes.waits(limit, slot)
                     try:
-                        return await command(client)
+                        return await (_both(await nodes.find(slot), command, wait) if wait else wire.ask(*command))
                     except MovedError as error:
-                        nodes.moved(slot, (error.host or _host(client), error.port))
+                        nodes.moved(slot, (error.host or _host(await nodes.find(slot)), error.port))
                     except (AskError, TryAgainError, ClusterDownError):
                         await asyncio.sleep(MOVING)
                     finally:
                         if nodes.moves:
                             nodes.waited(limit)
+        except builtins.TimeoutError as error:
+            nodes.silent(slot)
+            raise translate(error, self.target) from error
         except (ConnectionError, TimeoutError, ReadOnlyError, OSError) as error:
             nodes.lost()
             raise translate(error, self.target) from error
-        except (RedisError, builtins.TimeoutError) as error:
+        except RedisError as error:
             raise translate(error, self.target) from error
 
     async def close(self) -> None:
@@ -219,24 +223,16 @@ class Store:
         return _decode(first), rest
 
     async def ask(self, *command: Any) -> Any:
-        return await self.shards._asked(self.slot, lambda client: client.execute_command(*command))
+        answer = await self.shards.asked(self.slot, command)
+        return dict(zip(answer[::2], answer[1::2], strict=True)) if command[0] == "HGETALL" else answer
 
     def _ask_and_wait(self, level: Durability) -> Any:
         """The command, and behind it on the same connection the wait for the disk or a replica. A write of our own stands between them: a step that was
         repeated writes nothing, and what it found must have come as far."""
         wait = ("WAIT", 1, CONFIRMED) if level is Durability.REPLICATED else ("WAITAOF", 1, 0, CONFIRMED)
 
-        async def asked(client: Client, command: tuple[Any, ...]) -> list[Any]:
-            pipe = client.pipeline(transaction=False)
-            for each in (command, ("INCR", self.key("waited_for")), wait):
-                pipe.execute_command(*each)
-            found: list[Any] = await pipe.execute(raise_on_error=False)
-            if isinstance(found[0], Exception):
-                raise found[0]
-            return found
-
         async def ask(*command: Any) -> Any:
-            answer, _, confirmed = await self.shards._asked(self.slot, lambda client: asked(client, command))
+            answer, confirmed = await self.shards.asked(self.slot, command, (("INCR", self.key("waited_for")), wait))
             if isinstance(confirmed, list):
                 confirmed = confirmed[0]
             if isinstance(confirmed, Exception) or confirmed < 1:
@@ -262,6 +258,17 @@ class Store:
         sent = [[kind, field.decode(), number] for number, (kind, field, _) in enumerate(shards.items, 1)]
         heard = int(await shards[0].ask("GET", shards[0].key("listen")) or 0)
         await self.run("adopt", [shards.generation, sent, shards.target.shards, heard], [value for _, _, value in shards.items])
+
+
+async def _both(client: Client, command: tuple[Any, ...], wait: tuple[Any, ...]) -> tuple[Any, Any]:
+    """On a connection that is nobody else's meanwhile: others need not wait for this disk, or replica, too."""
+    pipe = client.pipeline(transaction=False)
+    for each in (command, *wait):
+        pipe.execute_command(*each)
+    found: list[Any] = await pipe.execute(raise_on_error=False)
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0], found[-1]
 
 
 def _host(client: Client) -> str:

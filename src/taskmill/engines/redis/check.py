@@ -16,7 +16,7 @@ from taskmill.engines.redis.store import Shards, Store, translate
 from taskmill.engines.redis.target import Target
 from taskmill.errors import AnswerLost, InvalidSettings, StoreError, WrongStore
 
-__all__ = ["check", "guard", "watch"]
+__all__ = ["check", "emptied", "guard"]
 
 log = logging.getLogger("taskmill")
 
@@ -29,14 +29,14 @@ PATCHED = {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}
 """The first release of each line without the use-after-free of its Lua (CVE-2025-49844)."""
 
 
-async def guard(shards: Shards) -> None:
-    """Refuse servers that cannot keep the promises, and a place that is not ours; then say that it is. Nothing is written before."""
+async def guard(shards: Shards, *, make: bool = True) -> None:
+    """Refuse servers that cannot keep the promises, and a place that is not ours; then say that it is. Nothing is written before, or at all without `make`."""
     abouts = await _abouts(shards)
     for about in abouts:
         _refuse(about, shards.target)
     shards.confirms = {about["confirms"] for about in abouts}
     shards.check_durability(shards.target.durability)
-    await own(shards[0])
+    await own(shards[0], make=make)
 
 
 def _refuse(about: dict[str, str], target: Target) -> None:
@@ -56,7 +56,7 @@ def _refuse(about: dict[str, str], target: Target) -> None:
         )
 
 
-async def own(store: Store) -> None:
+async def own(store: Store, *, make: bool = True) -> None:
     """The marker of a store; made where there is none."""
     shards = store.target.shards
     key = store.key("store")
@@ -72,7 +72,7 @@ async def own(store: Store) -> None:
     if found.get("shards", shards) != shards:
         hint = "open it as it was made, or move its tasks to a new store"
         raise WrongStore(f"{store.target} was made with {found['shards']} shards, not {shards}", code="other_shards", hint=hint)
-    if not found:
+    if make and not found:
         await store.ask("HSET", key, "schema", SCHEMA, "shards", shards)
 
 
@@ -90,14 +90,13 @@ def _pairs(found: Any) -> list[tuple[bytes, bytes]]:
     return list(found.items()) if isinstance(found, dict) else list(zip(found[::2], found[1::2], strict=True))
 
 
-async def watch(store: Store) -> None:
+async def emptied(store: Store) -> None:
     """A store that was emptied under those who use it is never taken for an idle one."""
-    if not await store.ask("EXISTS", store.key("store")):
-        log.critical("%s was emptied: every task that was in it is gone (FLUSHALL, a wrong server, or a restart without its data?)", store.target)
-        if store.number:
-            await store.read_settings()
-        else:
-            await own(store)
+    log.critical("%s was emptied: every task that was in it is gone (FLUSHALL, a wrong server, or a restart without its data?)", store.target)
+    if store.number:
+        await store.read_settings()
+    else:
+        await own(store)
 
 
 async def _abouts(shards: Shards) -> list[dict[str, str]]:

@@ -39,9 +39,10 @@ async def claim(store: Store, worker: str, request: int, queues: Sequence[str], 
             return await _swift(store, worker, request, found, raws)
         store.crowded.add(of)
     answer, raws = await store.run_raw("claim", asked)
-    how, next_at, more, tasks = answer
+    how, next_at, more, tasks, generation = answer
     if how == "unknown_worker":
         raise Conflict(f"worker {worker} is not registered (any more)", code="unknown_worker", field="worker", hint="join under a new id")
+    store.shards.heard(generation)
     if not tasks:
         store.crowded.discard(of)
     claimed = []
@@ -55,7 +56,8 @@ async def claim(store: Store, worker: str, request: int, queues: Sequence[str], 
 
 async def _swift(store: Store, worker: str, request: int, found: Sequence[Any], raws: Sequence[bytes]) -> Claim:
     """Tasks whose records are those from before the claim; tokens follow each other."""
-    next_at, now, first, ids = found
+    next_at, now, first, ids, generation = found
+    store.shards.heard(generation)
     tail = f"\t{request}\t{now}\t{worker}"
     held = store.held
     claimed = []

@@ -160,6 +160,8 @@ class ClusterEngine:
                     groups.setdefault(shard, []).append(queue)
         found = await spread.claim({shard: (self._part(shard), some) for shard, some in groups.items()}, worker, request, room)
         await self._crossing.deliver()
+        if self._shards.stale:
+            await self._notice()
         return found
 
     async def finish(self, outcomes: Sequence[Outcome], *, tx: Transaction | None = None) -> Finished:
@@ -419,6 +421,8 @@ class ClusterEngine:
             raise InvalidInput(f"queue {name!r} has {known.partitions} partitions", field="partitions", hint="they may become more, never fewer")
 
     async def drop(self, kind: str, name: str, *, version: int | None = None) -> bool:
+        if kind == "queue":
+            self._check_partitions(name, b"{}")
         dropped = await self._part(0).drop(kind, name, version=version)
         await self._tell(kind)
         return dropped

@@ -91,7 +91,7 @@ class Crossing:
         pointer = self._pointer(new.id)
         said = shard_said(new.id)
         for _ in range(ROUNDS):
-            await self._shards.ask(pointer, "SET", pointer, shard if said is None else said, "NX")
+            await self._shards.write(pointer, "SET", pointer, shard if said is None else said, "NX")
             home = int(await self._shards.ask(pointer, "GET", pointer) or shard)
             await self._shards.ask(pointer, "PERSIST", pointer)
             if home == shard:
@@ -100,7 +100,7 @@ class Crossing:
             until = await inspect.now_of(other) + (new.idempotency_window or DEFAULT_DEDUPE_WINDOW)
             if not await other.run("yield", [new.id, until]):
                 return await submit.known_elsewhere(other, new)
-            await self._shards.ask(pointer, "EVAL", MOVE, 1, pointer, home, shard)
+            await self._shards.write(pointer, "EVAL", MOVE, 1, pointer, home, shard)
         raise StoreError("a task with this id moves all the time", code="store_busy", hint="nothing was written, ask again")
 
     # Into the store

@@ -41,7 +41,7 @@ from taskmill.engine import (
 )
 from taskmill.engines.outcomes import check_outcomes
 from taskmill.engines.redis import claim, finish, inspect, settings, submit
-from taskmill.engines.redis.check import check, guard, watch
+from taskmill.engines.redis.check import check, emptied, guard
 from taskmill.engines.redis.store import Shards, Store
 from taskmill.engines.redis.target import Target as Place
 from taskmill.engines.redis.waiting import Events, Hints, Waiters, Wakes, listen
@@ -189,8 +189,9 @@ class RedisEngine:
 
     async def recover_lost(self, n: int = 500) -> Moved:
         store = self._opened()
-        await watch(store)
-        moved, more, lost, moving = await store.run("recover", [min(n, 200), self._lease, store.mono()])
+        moved, more, lost, moving, whole = await store.run("recover", [min(n, 200), self._lease, store.mono()])
+        if not whole:
+            await emptied(store)
         if moving:
             more = await settings.move_types(store, n) or more
         return Moved(moved, bool(more), tuple(lost or ()))

@@ -20,6 +20,8 @@ __all__ = ["Far", "checkpoint", "finish", "signal"]
 
 PIECE = 200
 ROUNDS = 20
+SLICES = 20
+"""Of edges that are left to fall: so many are applied before others are left to do it."""
 STALE = "the lease is no longer current; nothing was written"
 MESSAGES = {"stale_lease": STALE, "not_found": "there is no such task"}
 
@@ -40,7 +42,11 @@ async def finish(store: Store, outcomes: Sequence[Outcome], far: Far = NEAR) -> 
     more = False
     outcomes = await _complete(store, outcomes)
     for first in range(0, len(outcomes), PIECE):
-        more = await _piece(store, outcomes[first : first + PIECE], far, refused, instead)
+        more = await _piece(store, outcomes[first : first + PIECE], far, refused, instead) or more
+    for _ in range(SLICES):
+        if not more:
+            break
+        more = bool(await store.run("fell", []))
     return Finished(tuple(refused), MappingProxyType(instead), more)
 
 

@@ -23,7 +23,7 @@ class RedisSchema:
         return str(self._target)
 
     def upgrade(self, report: Callable[[str], None] = lambda _: None, *, contract: bool = False) -> list[str]:
-        asyncio.run(self._guard())
+        asyncio.run(self._guard(make=True))
         return []
 
     def plan(self, *, contract: bool = False) -> list[str]:
@@ -34,14 +34,14 @@ class RedisSchema:
 
     def verify(self) -> list[str]:
         try:
-            asyncio.run(self._guard())
+            asyncio.run(self._guard(make=False))
         except TaskmillError as error:
             return [str(error)]
         return []
 
-    async def _guard(self) -> None:
+    async def _guard(self, *, make: bool) -> None:
         shards = Shards(self._target, None)
         try:
-            await guard(shards)
+            await guard(shards, make=make)
         finally:
             await shards.close()

@@ -39,7 +39,10 @@ __all__ = ["Shards", "Store", "translate"]
 
 HOT = ("type", "limit", "queue", "pause", "outbox")
 KEPT = frozenset(
-    ["submit", "enter", "reserve", "claim", "swift", "finish", "complete", "checkpoint", "signal", "admin", "put", "join", "lead", "fire", "take", "restore"],
+    {
+        *("submit", "enter", "reserve", "claim", "swift", "finish", "complete", "checkpoint", "signal", "admin", "put", "join", "lead", "fire", "take"),
+        *("restore", "watch", "fell", "attach", "yield"),
+    }
 )
 """Steps whose answer says that what they wrote has come as far as it was asked to."""
 CONFIRMED = 2_000
@@ -67,6 +70,8 @@ class Shards:
         """The settings as they are stored: kind, field, value."""
         self.confirms: set[str] = {"never"}
         """How the servers say that the disk has something: when `asked`, with every answer (`always`), or `never`."""
+        self.stale = False
+        """Whether there are newer settings than those we have read."""
         self.listed: set[int] = {0}
         """Shards that are known to be in use."""
         self.posting: set[Store] = set()
@@ -79,6 +84,10 @@ class Shards:
             store = self._stores[number] = Store(self, number)
         return store
 
+    def heard(self, generation: int) -> None:
+        """What a claim says of the settings: these are read anew when somebody has time."""
+        self.stale = generation > self.generation
+
     async def read_settings(self) -> None:
         """The settings in force, and their generation, which is read first: a change in between is noticed by the next step."""
         first = self[0]
@@ -89,7 +98,7 @@ class Shards:
             found = await first.ask("HGETALL", first.key(f"items:{kind}"))
             items += [(kind, field, value) for field, value in found.items()]
             rows += sorted((kind, name, value) for name, value in in_force(found).items())
-        self.settings, self.items, self.generation = Settings(rows), items, generation
+        self.settings, self.items, self.generation, self.stale = Settings(rows), items, generation, False
 
     async def use(self, number: int) -> None:
         """Something is about to lie in this shard: everybody knows of it, and it knows what to obey."""
@@ -119,6 +128,17 @@ class Shards:
     async def ask(self, key: str, *command: Any) -> Any:
         """A command about a key that lies in no shard."""
         return await self.asked(key_slot(key.encode()), command)
+
+    async def write(self, key: str, *command: Any) -> Any:
+        """The same, and it has come as far as every step of this store."""
+        wait = self.wait_for(self.target.durability)
+        return await self.ask(key, *command) if wait is None else (await self.asked(key_slot(key.encode()), command, (wait,)))[0]
+
+    def wait_for(self, level: Durability) -> tuple[Any, ...] | None:
+        """The command behind a write that says how far it has come; None where there is nothing to ask."""
+        if level is Durability.REPLICATED:
+            return ("WAIT", 1, CONFIRMED)
+        return ("WAITAOF", 1, 0, CONFIRMED) if level is Durability.FSYNC and "asked" in self.confirms else None
 
     async def asked(self, slot: int, command: tuple[Any, ...], wait: tuple[Any, ...] = ()) -> Any:
         """Its answer, and if there is a `wait` behind it, that one's too. Where nothing was done (somebody else has the slot, or it is on its way) it is asked
@@ -208,8 +228,8 @@ class Store:
         wanted = script(name)
         given = (2, self.prefix, self.prefix + "-", _encode(arguments), self.now(), *raws)
         level = (durability or self.target.durability) if name in KEPT else Durability.LOCAL
-        waits = level is Durability.REPLICATED or (level is Durability.FSYNC and "asked" in self.shards.confirms)
-        ask = self._ask_and_wait(level) if waits else self.ask
+        wait = self.shards.wait_for(level)
+        ask = self.ask if wait is None else self._ask_and_wait(level, wait)
         try:
             answer = await ask("EVALSHA", wanted.sha, *given)
         except StoreError as error:
@@ -226,10 +246,9 @@ class Store:
         answer = await self.shards.asked(self.slot, command)
         return dict(zip(answer[::2], answer[1::2], strict=True)) if command[0] == "HGETALL" else answer
 
-    def _ask_and_wait(self, level: Durability) -> Any:
+    def _ask_and_wait(self, level: Durability, wait: tuple[Any, ...]) -> Any:
         """The command, and behind it on the same connection the wait for the disk or a replica. A write of our own stands between them: a step that was
         repeated writes nothing, and what it found must have come as far."""
-        wait = ("WAIT", 1, CONFIRMED) if level is Durability.REPLICATED else ("WAITAOF", 1, 0, CONFIRMED)
 
         async def ask(*command: Any) -> Any:
             answer, confirmed = await self.shards.asked(self.slot, command, (("INCR", self.key("waited_for")), wait))

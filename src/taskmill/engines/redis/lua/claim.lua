@@ -1,10 +1,10 @@
 -- Claim: see pick.lua.
 -- A: {worker, request, queues, slots, prefetch, bytes, rooms (map, for types that are bounded)}
--- answers {how, next_at|false, more, tasks}: how is `claimed`, `repeated` or `unknown_worker`; a task is {id, record, limits}
+-- answers {how, next_at|false, more, tasks, generation}: how is `claimed`, `repeated` or `unknown_worker`; a task is {id, record, limits}
 
 local worker, request = A[1], A[2]
 local raw = call('HGET', P .. 'workers', worker)
-if not raw then return pack({'unknown_worker', false, false, {}}) end
+if not raw then return pack({'unknown_worker', false, false, {}, 0}) end
 
 local function answer(how, next_at, more, tasks)
   local found = {}
@@ -12,7 +12,7 @@ local function answer(how, next_at, more, tasks)
     R.packed[h.id] = R.raw(h)
     found[n] = {h.id, answer_raw(R.packed[h.id]), h[F.lane] > 0 and Lane.get(h[F.lane]).limits or false}
   end
-  return pack({how, next_at or false, more, found})
+  return pack({how, next_at or false, more, found, tonumber(call('GET', P .. 'generation') or '0')})
 end
 
 if request <= tonumber(call('HGET', P .. 'requests', worker) or '0') then  -- asked again: what it still holds of that request; never anything new

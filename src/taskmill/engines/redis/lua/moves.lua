@@ -6,7 +6,7 @@
 
 local M = {freed = {}, stirred = {}, fallen = {}}  -- fallen: {child, state, far, result}
 
-local SLICE = 250  -- edges applied in one step
+local SLICE = 100  -- edges applied in one step
 
 -- A lease among those of its worker: by its token, the request that took it and the task.
 local function lease_field(token) return string.format('%016x', token) end
@@ -225,7 +225,9 @@ end
 -- in another shard is kept with the edge.
 local function fall(child, state, after, n, far, result)
   local found = call('ZRANGEBYSCORE', P .. 'waiters:' .. child, '(' .. int(after), '+inf', 'WITHSCORES', 'LIMIT', 0, n)
-  local last = after
+  local last, waiters = after, {}
+  for i = 1, #found, 2 do waiters[#waiters + 1] = found[i] end
+  R.load(waiters)
   for i = 1, #found, 2 do
     local waiter, number = found[i], tonumber(found[i + 1])
     last = number

@@ -1,6 +1,6 @@
 -- Up to n leases of workers that are silent for longer than their lease are lost; then a slice of what only time, or a clock that was set back, has decided.
 -- Nobody is judged by a time in which the store, or recovery itself, did not look: after half a lease of that every lease is first given one lease more.
--- A: {n, lease, mono}   answers {moved, more, lost, moving}
+-- A: {n, lease, mono}   answers {moved, more, lost, moving, whether this is a store at all}
 
 local n, lease = A[1], A[2]
 local mono = A[3] > 0 and A[3] or S.now
@@ -108,4 +108,4 @@ if back > 0 then
   end
 end
 call('SET', P .. 'mark', pack({mono, fair, seen, settled}))
-return done(pack({moved + #expired, more or moved >= n or #expired >= n, lost, call('EXISTS', P .. 'moving') == 1}))
+return done(pack({moved + #expired, more or moved >= n or #expired >= n, lost, call('EXISTS', P .. 'moving') == 1, call('EXISTS', P .. 'store') == 1}))

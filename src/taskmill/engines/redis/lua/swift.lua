@@ -1,6 +1,6 @@
 -- Claim, where there is nothing but plain lines: no lane is open and nothing is due. Then records need not be looked at: they are answered as they
 -- are, and only leases are written. Where that does not hold, or a task stands in the way, nothing is done and claim.lua is asked.
--- A: as claim.lua   answers 'full', or {next_at|false, now, first token, ids (one string)}, with the records from before the claim
+-- A: as claim.lua   answers 'full', or {next_at|false, now, first token, ids (one string), generation}, with the records from before the claim
 
 local worker, request, slots, ahead, bytes, rooms_of = A[1], A[2], A[4], A[5], A[6], A[7]
 local due, wakes = call('ZRANGE', P .. 'due', 0, 0, 'WITHSCORES')[2], call('ZRANGE', P .. 'wakes', 0, 0, 'WITHSCORES')[2]
@@ -117,6 +117,6 @@ for _, name in ipairs(queues) do
   if left then S.wake(name) else call('DEL', P .. 'wake:' .. name) end
 end
 S.finish()
-local all = {pack({not left and n == 0 and next_at < FAR and next_at, S.now, first, table.concat(ids)})}
+local all = {pack({not left and n == 0 and next_at < FAR and next_at, S.now, first, table.concat(ids), tonumber(call('GET', P .. 'generation') or '0')})}
 for i = 1, n do all[i + 1] = raws[i] end
 return all

@@ -95,7 +95,7 @@ async def watch(store: Store) -> None:
     if not await store.ask("EXISTS", store.key("store")):
         log.critical("%s was emptied: every task that was in it is gone (FLUSHALL, a wrong server, or a restart without its data?)", store.target)
         if store.number:
-            await store.read_settings()
+            await store.renew()
         else:
             await own(store)
 

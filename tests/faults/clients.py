@@ -12,14 +12,14 @@ import msgspec
 
 from taskmill.clock import SECOND
 from taskmill.engines.postgres.target import parse
-from tests.faults.invariants_redis import dump
+from tests.faults.invariants_redis import dumps
 from tests.faults.judging import judge
 from tests.faults.processes import Program, started
 from tests.faults.workload import client_of, prepare
 from tests.history import Bounds, events
 from tests.history.events import TERMINAL, Event, Read
 
-__all__ = ["LEASE", "at_work", "judged"]
+__all__ = ["BOUNDS", "LEASE", "at_work", "judged"]
 
 LEASE = 2 * SECOND
 BOUNDS = Bounds(lease=LEASE // 2, max_crashes=1_000)
@@ -65,4 +65,4 @@ async def owed_by_postgres(url: str) -> list[str]:
 
 
 def owed_by_redis(url: str) -> list[str]:
-    return [msgspec.msgpack.decode(raw)[1] for raw, _ in dump(url).keys.get("outbox:ended", ())]
+    return [msgspec.msgpack.decode(raw)[1] for each in dumps(url).values() for raw, _ in each.keys.get("outbox:ended", ())]

@@ -10,15 +10,15 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import msgspec
-import redis
 
 from taskmill.engines.redis.records import Body, Header, parts, under_lease
+from taskmill.engines.redis.target import parse
 from taskmill.engines.rows import decode_meta
+from tests.faults.redis_reading import reader
 
-__all__ = ["CHECKS", "FAR", "ORDERED", "PENDING", "RUNNING", "Dump", "broken", "dump"]
+__all__ = ["CHECKS", "FAR", "ORDERED", "PENDING", "RUNNING", "Dump", "broken", "dump", "dumps"]
 
 PENDING, SCHEDULED, RETRYING, RUNNING, WAITING, COMPLETED = 0, 1, 2, 3, 4, 5
 ORDERED, CANCEL, UNIQUE_STARTED, UNIQUE_ENDED, EDGES, WAITED, SEALED, AWAITS, _, CHECKPOINTS, SIGNALS = (1 << n for n in range(11))
@@ -156,26 +156,37 @@ READ: dict[bytes, Callable[[Any, str], Any]] = {
 }
 
 
-def dump(url: str) -> Dump:
-    place, _, query = url.partition("?")
-    prefix = f"{parse_qs(query).get('prefix', ['tm'])[0]}:{{0}}:"
-    assert urlsplit(url).scheme.startswith("redis")
-    with redis.Redis.from_url(place) as client:
-        names = sorted({key.decode() for key in client.scan_iter(f"{prefix}*", count=1_000)})
+def dumps(url: str) -> dict[int, Dump]:
+    """Every shard of the store, by its number; one server has one."""
+    prefix = parse(url).prefix
+    with reader(url) as client:
+        names = sorted({key.decode() for key in client.scan_iter(f"{prefix}:{{*", count=1_000)})
         pipeline = client.pipeline(transaction=False)
         for name in names:
             pipeline.type(name)
-        for name, kind in zip(names, pipeline.execute(), strict=True):
+        for name, kind in zip(names, pipeline.execute() if names else (), strict=True):
             READ[kind](pipeline, name)
-        return Dump({name.removeprefix(prefix): value for name, value in zip(names, pipeline.execute(), strict=True)})
+        shards: dict[int, dict[str, Any]] = {0: {}}
+        for name, value in zip(names, pipeline.execute() if names else (), strict=True):
+            number, _, rest = name.removeprefix(f"{prefix}:{{").partition("}:")
+            shards.setdefault(int(number), {})[rest] = value
+    return {number: Dump(keys) for number, keys in shards.items()}
+
+
+def dump(url: str) -> Dump:
+    return dumps(url)[0]
 
 
 def broken(url: str) -> list[str]:
     """Everything that is wrong in the store of this URL."""
-    from tests.faults import invariants_redis_lanes
+    from tests.faults import invariants_redis_lanes, invariants_redis_shards
 
-    found = dump(url)
-    return [text for check in (*CHECKS, *invariants_redis_lanes.CHECKS) for text in check(found)]
+    found = dumps(url)
+    checks = (*CHECKS, *invariants_redis_lanes.CHECKS)
+    if not parse(url).cluster:
+        return [text for check in checks for text in check(found[0])]
+    near = [f"shard {number}: {text}" for number, each in found.items() for check in checks if check is not edges_are_known for text in check(each)]
+    return near + list(invariants_redis_shards.check(found))
 
 
 def differ(what: str, expected: dict[Any, Any], found: dict[Any, Any]) -> Iterator[str]:
@@ -250,7 +261,7 @@ def _leases(d: Dump) -> Iterator[str]:
 # What tasks have
 
 
-def _edges(d: Dump) -> Iterator[str]:
+def edges_are_known(d: Dump) -> Iterator[str]:
     falling = d.hash("fallen")
     if falling.keys() != d.scores("falling").keys():
         yield "falling and fallen differ"
@@ -328,4 +339,4 @@ def _outbox(d: Dump) -> Iterator[str]:
     yield from differ("owing", dict(owed), {name: int(value) for name, value in d.hash("owing").items()})
 
 
-CHECKS: tuple[Callable[[Dump], Iterator[str]], ...] = (_names, _numbers, _lines, _leases, _edges, _belongings, _keys, _outbox)
+CHECKS: tuple[Callable[[Dump], Iterator[str]], ...] = (_names, _numbers, _lines, _leases, edges_are_known, _belongings, _keys, _outbox)

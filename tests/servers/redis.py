@@ -82,11 +82,8 @@ class RedisServer:
     def start(self) -> None:
         """It answers when this returns, and it is ours."""
         assert self._process is None, "it is running"
-        arguments = [part for name, value in {**self.settings, "port": self.port}.items() for part in (f"--{name}", str(value))]
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [self._program, *arguments], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            self._process = subprocess.Popen(self._command(), cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         self._watched.append(self.pid)
         guard.watch(self.pid, self.folder)
         deadline = time.monotonic() + GENEROUS
@@ -96,6 +93,9 @@ class RedisServer:
             assert self._process.poll() is None, f"Redis did not start:\n{self.log()[-4_000:]}"
             assert time.monotonic() < deadline, f"Redis does not answer:\n{self.log()[-4_000:]}"
             time.sleep(0.02)
+
+    def _command(self) -> list[str]:
+        return [str(self._program), *(part for name, value in {**self.settings, "port": self.port}.items() for part in (f"--{name}", str(value)))]
 
     def stop(self, mode: Stop = "shutdown") -> None:
         assert self._process is not None, "it is not running"

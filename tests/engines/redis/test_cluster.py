@@ -9,7 +9,7 @@ import pytest
 from redis.crc import key_slot
 
 from taskmill.clock import HOUR, ManualClock
-from taskmill.engine import Ending, Engine, Retention, Status
+from taskmill.engine import Ending, Engine, Filter, Retention, Status
 from taskmill.engines import create
 from taskmill.engines.redis.cluster import ClusterEngine
 from taskmill.engines.redis.placement import shard_said, shards_of
@@ -286,3 +286,36 @@ async def test_ends_are_waited_for_over_shards(engine: ClusterEngine, redis_clus
     await left.done(await left.claim_one(), ending=Ending.COMPLETED)
     assert await waiting == {ids[0]: State.COMPLETED}
     assert isinstance((await engine.get(ids))[0], Task)
+
+
+# Settings that an engine has not read yet
+
+
+async def test_a_type_that_was_declared_after_the_engine_was_opened(engine: ClusterEngine, redis_cluster_url: str) -> None:
+    """The submit says only the type; where its queue lies is learnt on the way."""
+    other = create(redis_cluster_url)
+    await other.open()
+    await other.put("type", "post", b'{"queue": "mail"}')
+    ids = [accepted(answer) for answer in await engine.submit([NewTask(type="post") for _ in range(3)])]
+    assert await states(other, ids) == [State.PENDING] * 3
+    await other.put("type", "post", b'{"queue": "parcels"}')
+    moved = [accepted(answer) for answer in await engine.submit([NewTask(type="post")])]
+    assert [task.queue for task in await engine.get([*ids, *moved]) if isinstance(task, Task)] == ["mail"] * 3 + ["parcels"]
+    assert {count.queue: count.tasks for count in await engine.counts()} == {"mail": 3, "parcels": 1}
+    await other.close()
+
+
+async def test_what_follows_is_of_a_type_that_was_declared_later(engine: ClusterEngine, redis_cluster_url: str) -> None:
+    hand = await worker(engine, queues=["left"])
+    await submit(engine, new(queue="left"))
+    claimed = await hand.claim_one()
+    other = create(redis_cluster_url)
+    await other.open()
+    await other.put("type", "post", b'{"queue": "mail"}')
+    follower = NewTask(type="post")
+    await hand.done(claimed, then=(follower,))
+    [found] = await engine.get([follower.id])
+    assert isinstance(found, Task)
+    assert (found.queue, found.state) == ("mail", State.PENDING)
+    assert [task.id for task in (await engine.list(Filter(queues=("mail",)))).tasks] == [follower.id]
+    await other.close()

@@ -94,7 +94,7 @@ async def emptied(store: Store) -> None:
     """A store that was emptied under those who use it is never taken for an idle one."""
     log.critical("%s was emptied: every task that was in it is gone (FLUSHALL, a wrong server, or a restart without its data?)", store.target)
     if store.number:
-        await store.read_settings()
+        await store.renew()
     else:
         await own(store)
 

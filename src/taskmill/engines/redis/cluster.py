@@ -8,6 +8,7 @@ A token is its shard's number times 1,024 plus the shard, so none is another's.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
@@ -171,14 +172,17 @@ class ClusterEngine:
         more = False
         for shard, places in by_shard({place: outcome.token % SHARDS for place, outcome in enumerate(outcomes)}).items():
             near = [msgspec.structs.replace(outcomes[place], token=outcomes[place].token // SHARDS) for place in places]
-            near, far = await spread.apart(self._crossing, self._shards, shard, near)
-            found = await finish.finish(self._store(shard), near, far)
+            found = await self._shards.placed(functools.partial(self._finish, shard, near))
             refused += [msgspec.structs.replace(refusal, token=outward(shard, refusal.token)) for refusal in found.refused]
             instead |= found.instead
             more = found.more or more
         await self._crossing.deliver()
         more = await self._crossing.settle() or more
         return Finished(await self._judged(refused), instead, more)
+
+    async def _finish(self, shard: int, outcomes: list[Outcome]) -> Finished:
+        near, far = await spread.apart(self._crossing, self._shards, shard, outcomes)
+        return await finish.finish(self._store(shard), near, far)
 
     async def _judged(self, refused: Sequence[Refusal]) -> tuple[Refusal, ...]:
         """A token leads to a shard; a task that is not there may be elsewhere, and then the token was never its."""
@@ -453,7 +457,7 @@ class ClusterEngine:
     async def fire(self, schedule: str, version: int, tasks: Sequence[NewTask], next_at: int | None, term: Term) -> Fired:
         """Schedules are shard 0's, their tasks are not: these are made first, once each by id, then the schedule is advanced."""
         self._part(0)
-        await self._shards[0].read_settings()
+        await self._shards[0].renew()
         return await spread.fire(self, self._shards[0], schedule, version, tasks, next_at, term)
 
     async def take(self, limit: str, n: int, id: str) -> Taken:

@@ -106,6 +106,9 @@ class Crossing:
     # Into the store
 
     async def submit(self, tasks: Sequence[NewTask], *, unseal: Sequence[str], reserved: bool, durability: Durability | None) -> list[Submitted]:
+        return await self._shards.placed(lambda: self._submit(tasks, unseal, durability, reserved=reserved))
+
+    async def _submit(self, tasks: Sequence[NewTask], unseal: Sequence[str], durability: Durability | None, *, reserved: bool) -> list[Submitted]:
         settings = self._shards.settings
         shards = [shard_for(new, settings) for new in tasks]
         answers: dict[int, Submitted] = {}
@@ -114,6 +117,7 @@ class Crossing:
         homes = await asyncio.gather(*(self._settle_home(tasks[place], shards[place]) for place in valid))
         answers |= {place: answer for place, answer in zip(valid, homes, strict=True) if answer is not None}
         await self._use(set(shards))
+        self._shards.check_places(settings)
         rest = [place for place in range(len(tasks)) if place not in answers]
         if unseal or any(tasks[place].edges or tasks[place].parent for place in rest):
             answers |= await Links(self, tasks, shards, rest, durability).submit(unseal)

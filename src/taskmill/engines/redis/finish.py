@@ -40,7 +40,7 @@ async def finish(store: Store, outcomes: Sequence[Outcome], far: Far = NEAR) -> 
     refused: list[Refusal] = []
     instead: dict[str, State] = {}
     more = False
-    outcomes = await _complete(store, outcomes)
+    outcomes = await _complete(store, outcomes, far)
     for first in range(0, len(outcomes), PIECE):
         more = await _piece(store, outcomes[first : first + PIECE], far, refused, instead) or more
     for _ in range(SLICES):
@@ -50,13 +50,14 @@ async def finish(store: Store, outcomes: Sequence[Outcome], far: Far = NEAR) -> 
     return Finished(tuple(refused), MappingProxyType(instead), more)
 
 
-async def _complete(store: Store, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-    """Those that have completed and that nobody has touched since their claim; the rest is left."""
+async def _complete(store: Store, outcomes: Sequence[Outcome], far: Far) -> Sequence[Outcome]:
+    """Those that have completed, start nothing, and that nobody has touched since their claim; the rest is left."""
     swift: list[Outcome] = []
     left: list[Outcome] = []
     for outcome in outcomes:
         one = store.held.get(outcome.token)
-        (swift if one is not None and one.header.worker == outcome.worker and outcome.ending is Ending.COMPLETED and not outcome.then else left).append(outcome)
+        ends = outcome.ending is Ending.COMPLETED and not outcome.then and outcome.task not in far.starts
+        (swift if ends and one is not None and one.header.worker == outcome.worker else left).append(outcome)
     swift.sort(key=lambda outcome: store.held[outcome.token].tail)
     for first in range(0, len(swift), PIECE):
         some = swift[first : first + PIECE]

@@ -87,7 +87,7 @@ async def fire(store: Store, schedule: str, version: int, tasks: Sequence[NewTas
         )
         if found != "settings":
             break
-        await store.read_settings()
+        await store.renew()
     else:
         raise StoreError("the settings change all the time", code="store_busy", hint="nothing was written, ask again")
     if not found[0]:
@@ -206,7 +206,7 @@ async def move_types(store: Store, n: int) -> bool:
     found, raws = await store.run_raw("move", ["look", min(n, 200)])
     if not found:
         return False
-    await store.read_settings()
+    await store.renew()
     name, rows = found
     settings = store.settings.types.get(name)
     sent, bodies = [], []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from redis.crc import key_slot
@@ -35,7 +35,9 @@ from taskmill.engines.redis.target import Target
 from taskmill.engines.settings import Settings
 from taskmill.errors import AnswerLost, InvalidSettings, StoreError
 
-__all__ = ["Shards", "Store", "translate"]
+__all__ = ["Misplaced", "Shards", "Store", "translate"]
+
+T = TypeVar("T")
 
 HOT = ("type", "limit", "queue", "pause", "outbox")
 KEPT = frozenset(
@@ -49,11 +51,16 @@ CONFIRMED = 2_000
 """Milliseconds to wait for the disk or a replica."""
 MOVING = 0.05
 """Seconds between two looks at a shard that is on its way to another server."""
+ROUNDS = 20
 POSTED = b"\xc1"
 """In front of an answer, where it is no MessagePack: the step left something for another shard."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
+
+
+class Misplaced(Exception):
+    """By settings that were read just now a type or a queue is not what it was, so a task may belong to another shard; nothing was written."""
 
 
 class Shards:
@@ -104,7 +111,7 @@ class Shards:
         """Something is about to lie in this shard: everybody knows of it, and it knows what to obey."""
         first = self[0]
         await first.ask("SADD", first.key("shards"), number)
-        await self[number].read_settings()
+        await self[number].renew()
         self.listed.add(number)
 
     async def in_use(self) -> list[Store]:
@@ -114,6 +121,21 @@ class Shards:
         first = self[0]
         found = {int(number) for number in await first.ask("SMEMBERS", first.key("shards"))} | {0}
         return [self[number] for number in sorted(found)]
+
+    def check_places(self, before: Settings) -> None:
+        """Who has chosen shards by the settings of before must choose again, if these say more or otherwise by now."""
+        now = self.settings
+        if self.target.shards > 1 and (before.types, before.queues) != (now.types, now.queues):
+            raise Misplaced
+
+    async def placed(self, step: Callable[[], Awaitable[T]]) -> T:
+        """A step that chooses its shards itself, with settings that hold."""
+        for _ in range(ROUNDS):
+            try:
+                return await step()
+            except Misplaced:
+                continue
+        raise StoreError("the settings change all the time", code="store_busy", hint="nothing was written, ask again")
 
     def check_durability(self, level: Durability) -> None:
         """Refuse what these servers could never say."""
@@ -266,6 +288,12 @@ class Store:
         return ask
 
     async def read_settings(self) -> None:
+        """For a step that was refused because it went by others: unless it may belong elsewhere now, it is repeated here."""
+        before = self.settings
+        await self.renew()
+        self.shards.check_places(before)
+
+    async def renew(self) -> None:
         """Those in force, also for the steps of this shard."""
         await self.shards.read_settings()
         if self.number:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -44,6 +45,8 @@ KEPT = frozenset(
     {"submit", "reserve", "claim", "finish", "checkpoint", "signal", "admin", "put", "join", "lead", "fire", "take", "restore", "complete", "swift"}
 )
 """Steps whose answer says that what they wrote has come as far as it was asked to."""
+CARRIED = frozenset({"watch", "fell", "attach"})
+"""What one shard owes to another: it is crossed off there when it has come as far here."""
 CONFIRMED = 2_000
 """Milliseconds to wait for the disk or a replica."""
 MOVING = 0.05
@@ -101,7 +104,7 @@ class Shards:
     async def use(self, number: int) -> None:
         """Something is about to lie in this shard: everybody knows of it, and it knows what to obey."""
         first = self[0]
-        await first.ask("SADD", first.key("shards"), number)
+        await first.keep("SADD", first.key("shards"), number)
         await self[number].renew()
         self.listed.add(number)
 
@@ -166,6 +169,38 @@ class Shards:
         except (RedisError, builtins.TimeoutError) as error:
             raise translate(error, self.target) from error
 
+    def waits(self, level: Durability) -> bool:
+        """Whether a server must be asked how far something has come, beside doing it."""
+        return level is Durability.REPLICATED or (level is Durability.FSYNC and "asked" in self.confirms)
+
+    async def keep(self, key: str, level: Durability, *command: Any) -> Any:
+        """A command about a key that lies in no shard, which always writes, and has come so far when this returns."""
+        return await (self.confirmed(key_slot(key.encode()), level, command) if self.waits(level) else self.ask(key, *command))
+
+    async def confirmed(self, slot: int, level: Durability, *commands: tuple[Any, ...]) -> Any:
+        """The answer to the first of these; behind them, on the same connection, goes the wait for the disk or a replica."""
+        wait = ("WAIT", 1, CONFIRMED) if level is Durability.REPLICATED else ("WAITAOF", 1, 0, CONFIRMED)
+
+        async def asked(client: Client) -> list[Any]:
+            pipe = client.pipeline(transaction=False)
+            for each in (*commands, wait):
+                pipe.execute_command(*each)
+            found: list[Any] = await pipe.execute(raise_on_error=False)
+            if isinstance(found[0], Exception):
+                raise found[0]
+            return found
+
+        answer, *rest = await self._asked(slot, asked)
+        reached = rest[-1][0] if isinstance(rest[-1], list) else rest[-1]
+        if any(isinstance(each, Exception) for each in rest) or reached < 1:
+            where = "a replica has it" if level is Durability.REPLICATED else "the disk has it"
+            raise AnswerLost(
+                f"{self.target} did not say in time that {where}",
+                code="durability_unconfirmed",
+                hint="it is done on the server and may be lost with it: ask again, with the same ids",
+            )
+        return answer
+
     async def close(self) -> None:
         await self.nodes.close()
 
@@ -225,9 +260,7 @@ class Store:
         a server that has given some of this shard away already refuses it, before it has begun."""
         wanted = script(name)
         given = (2, self.prefix, self.prefix + "-", _encode(arguments), self.now(), *raws)
-        level = (durability or self.target.durability) if name in KEPT else Durability.LOCAL
-        waits = level is Durability.REPLICATED or (level is Durability.FSYNC and "asked" in self.shards.confirms)
-        ask = self._ask_and_wait(level) if waits else self.ask
+        ask = functools.partial(self.keep, durability=durability) if name in KEPT or name in CARRIED else self.ask
         try:
             answer = await ask("EVALSHA", wanted.sha, *given)
         except StoreError as error:
@@ -243,34 +276,13 @@ class Store:
     async def ask(self, *command: Any) -> Any:
         return await self.shards._asked(self.slot, lambda client: client.execute_command(*command))
 
-    def _ask_and_wait(self, level: Durability) -> Any:
-        """The command, and behind it on the same connection the wait for the disk or a replica. A write of our own stands between them: a step that was
-        repeated writes nothing, and what it found must have come as far."""
-        wait = ("WAIT", 1, CONFIRMED) if level is Durability.REPLICATED else ("WAITAOF", 1, 0, CONFIRMED)
-
-        async def asked(client: Client, command: tuple[Any, ...]) -> list[Any]:
-            pipe = client.pipeline(transaction=False)
-            for each in (command, ("INCR", self.key("waited_for")), wait):
-                pipe.execute_command(*each)
-            found: list[Any] = await pipe.execute(raise_on_error=False)
-            if isinstance(found[0], Exception):
-                raise found[0]
-            return found
-
-        async def ask(*command: Any) -> Any:
-            answer, _, confirmed = await self.shards._asked(self.slot, lambda client: asked(client, command))
-            if isinstance(confirmed, list):
-                confirmed = confirmed[0]
-            if isinstance(confirmed, Exception) or confirmed < 1:
-                where = "a replica has it" if level is Durability.REPLICATED else "the disk has it"
-                raise AnswerLost(
-                    f"{self.target} did not say in time that {where}",
-                    code="durability_unconfirmed",
-                    hint="it is done on the server and may be lost with it: ask again, with the same ids",
-                )
-            return answer
-
-        return ask
+    async def keep(self, *command: Any, durability: Durability | None = None) -> Any:
+        """The same, for what must have come as far as this. A write of our own goes behind it: a step that was repeated writes nothing, and what it found must
+        have come as far."""
+        level = durability or self.target.durability
+        if not self.shards.waits(level):
+            return await self.ask(*command)
+        return await self.shards.confirmed(self.slot, level, command, ("INCR", self.key("waited_for")))
 
     async def read_settings(self) -> None:
         """For a step that was refused because it went by others: unless it may belong elsewhere now, it is repeated here."""

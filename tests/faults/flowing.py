@@ -13,6 +13,7 @@ from taskmill.clock import SECOND
 from taskmill.engine import Checkpoint, Claimed, Ending, Filter, Joining, Outcome, Room
 from taskmill.errors import Conflict, StoreError
 from taskmill.task import LIVE, Edge, NewTask, TypeSettings
+from tests.faults.effects import until
 from tests.faults.processes import GENEROUS
 from tests.faults.recorded import Recorded, until_answered
 from tests.faults.workload import client_of
@@ -102,9 +103,8 @@ class Flow:
     async def goes_on(self, n: int = 5) -> None:
         """Every one of them completes so many more."""
         before = [hand.completed for hand in self.hands]
-        async with asyncio.timeout(GENEROUS):
-            while any(hand.completed < was + n for hand, was in zip(self.hands, before, strict=True)):
-                await asyncio.sleep(0.05)
+        for hand, was in zip(self.hands, before, strict=True):
+            await until(lambda hand=hand, was=was: True if hand.completed >= was + n else None, "somebody who goes on", GENEROUS)  # type: ignore[misc]
 
     async def drain(self, *, tasks: bool = True) -> None:
         """Until nothing lives any more, or, where some may wait for ever, until nobody finds anything."""

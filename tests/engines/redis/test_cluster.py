@@ -317,5 +317,5 @@ async def test_what_follows_is_of_a_type_that_was_declared_later(engine: Cluster
     [found] = await engine.get([follower.id])
     assert isinstance(found, Task)
     assert (found.queue, found.state) == ("mail", State.PENDING)
-    assert [task.id for task in (await engine.list(Filter(queues=("mail",)))).tasks] == [follower.id]
+    assert [task.id for task in (await engine.list(Filter(queues=frozenset({"mail"})))).tasks] == [follower.id]
     await other.close()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,6 +164,8 @@ async def test_a_primary_dies_and_what_was_lost_is_lost_whole(tmp_path: Path, cl
         await flow.goes_on()
         replica = await asyncio.to_thread(replica_of, cluster, slot)
         os.kill(replica.pid, signal.SIGSTOP)
+        with cluster.owner(slot).client() as client:
+            client.client_kill_filter(_type="replica")
         await flow.goes_on(30)
         cluster.owner(slot).stop("kill")
         os.kill(replica.pid, signal.SIGCONT)
@@ -170,6 +173,10 @@ async def test_a_primary_dies_and_what_was_lost_is_lost_whole(tmp_path: Path, cl
     assert broken(url) == []
     assert [violation for violation in check(load(history), BOUNDS) if violation.rule in STILL] == []
     assert set(flow.refused) <= {"stale_lease", "not_found"}
+    async with client_of(url, history) as client:
+        states = Counter(read.state for read in (await client.read_all(flow.accepted)).values())
+    assert states["missing"] > 0
+    assert states.keys() <= {"completed", "missing", "waiting", "cancelled"}, states
 
 
 @pytest.mark.chaos

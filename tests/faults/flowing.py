@@ -12,7 +12,8 @@ from pathlib import Path
 from taskmill.clock import SECOND
 from taskmill.engine import Checkpoint, Claimed, Ending, Filter, Joining, Outcome, Room
 from taskmill.errors import Conflict, StoreError
-from taskmill.task import LIVE, Edge, NewTask, TypeSettings
+from taskmill.task import LIVE, Edge, NewTask, State, TypeSettings
+from tests.faults.effects import until
 from tests.faults.processes import GENEROUS
 from tests.faults.recorded import Recorded, until_answered
 from tests.faults.workload import client_of
@@ -102,20 +103,17 @@ class Flow:
     async def goes_on(self, n: int = 5) -> None:
         """Every one of them completes so many more."""
         before = [hand.completed for hand in self.hands]
-        async with asyncio.timeout(GENEROUS):
-            while any(hand.completed < was + n for hand, was in zip(self.hands, before, strict=True)):
-                await asyncio.sleep(0.05)
+        for hand, was in zip(self.hands, before, strict=True):
+            await until(lambda hand=hand, was=was: True if hand.completed >= was + n else None, "somebody who goes on", GENEROUS)  # type: ignore[misc]
 
-    async def drain(self, *, tasks: bool = True) -> None:
-        """Until nothing lives any more, or, where some may wait for ever, until nobody finds anything."""
+    async def drain(self, *, whole: bool) -> None:
+        """Until nothing lives any more; or, where something may have been lost for which others wait, until nothing else lives."""
+        left = Filter(states=LIVE if whole else LIVE - {State.WAITING})
         async with asyncio.timeout(GENEROUS):
-            idle = 0
-            while idle < 20:
+            while True:
                 found = await asyncio.gather(*(hand.turn() for hand in self.hands))
-                idle = 0 if any(found) else idle + 1
-                if tasks and not any(found):
-                    page = await until_answered(lambda: self.hands[0].client.engine.list(Filter(states=LIVE), n=1))
-                    idle = 20 if not page.tasks else 0
+                if not any(found) and not (await until_answered(lambda: self.hands[0].client.engine.list(left, n=1))).tasks:
+                    return
 
 
 @contextlib.asynccontextmanager
@@ -131,7 +129,7 @@ async def flowing(url: str, history: Path, n: int = 3, *, drained: bool = True) 
                 group.create_task(hand.run())
             yield flow
             flow.over.set()
-        await flow.drain(tasks=drained)
+        await flow.drain(whole=drained)
         for hand in flow.hands:
             with contextlib.suppress(StoreError):
                 await hand.client.leave(hand.name)

@@ -17,10 +17,11 @@ def reader(url: str) -> Any:
     target = parse(url)
     password = target.password.reveal() if target.password else None
     if target.cluster:
-        return RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in target.hosts], password=password, socket_timeout=5.0)
+        nodes = [ClusterNode(host, port) for host, port in target.hosts]  # type: ignore[no-untyped-call]
+        return RedisCluster(startup_nodes=nodes, password=password, socket_timeout=5.0)
     if target.sentinel:
-        sentinel = Sentinel(list(target.hosts), socket_timeout=5.0)
-        host, port = sentinel.discover_master(target.sentinel)
+        sentinel = Sentinel(list(target.hosts), socket_timeout=5.0)  # type: ignore[no-untyped-call]
+        host, port = sentinel.discover_master(target.sentinel)  # type: ignore[no-untyped-call]
         return Redis(host=host, port=port, db=target.database, password=password)
     [(host, port)] = target.hosts
     return Redis(host=host, port=port, db=target.database, username=target.user, password=password)

@@ -38,6 +38,7 @@ def guarded(pytestconfig: pytest.Config) -> Iterator[Guarded]:
         skip(absent)
 
 
+@pytest.mark.chaos
 async def test_the_primary_dies_under_load(tmp_path: Path, guarded: Guarded) -> None:
     url, history = guarded.url(), tmp_path / "history"
     async with at_work(url, history):
@@ -53,7 +54,7 @@ async def test_the_primary_dies_under_load(tmp_path: Path, guarded: Guarded) -> 
     assert [violation for violation in check(load(history), BOUNDS) if violation.rule in STILL] == []
 
 
-@pytest.mark.parametrize("how", ["killed", "silent"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("silent", marks=pytest.mark.chaos)])
 async def test_a_worker_goes_on_with_the_promoted_one(tmp_path: Path, guarded: Guarded, how: str) -> None:
     """What was submitted and what comes is completed; no call waits as long as it might."""
     async with place_at(tmp_path, BRISK, url=guarded.url(more="&busy_timeout=10m")) as place, place.worker() as worker:

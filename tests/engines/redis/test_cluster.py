@@ -288,6 +288,16 @@ async def test_ends_are_waited_for_over_shards(engine: ClusterEngine, redis_clus
     assert isinstance((await engine.get(ids))[0], Task)
 
 
+async def test_a_list_of_shards_that_a_failover_lost_is_made_again(engine: ClusterEngine, redis_cluster: RedisCluster) -> None:
+    await worker(engine, queues=["left"])
+    [id] = await submit(engine, new(queue="left"))
+    with redis_cluster.owner(key_slot(b"tm:{0}:")).client() as client:
+        client.delete("tm:{0}:shards")
+    assert (await engine.list()).tasks == ()
+    await engine.recover_lost()
+    assert [task.id for task in (await engine.list()).tasks] == [id]
+
+
 # Settings that an engine has not read yet
 
 
@@ -317,5 +327,5 @@ async def test_what_follows_is_of_a_type_that_was_declared_later(engine: Cluster
     [found] = await engine.get([follower.id])
     assert isinstance(found, Task)
     assert (found.queue, found.state) == ("mail", State.PENDING)
-    assert [task.id for task in (await engine.list(Filter(queues=("mail",)))).tasks] == [follower.id]
+    assert [task.id for task in (await engine.list(Filter(queues=frozenset({"mail"})))).tasks] == [follower.id]
     await other.close()

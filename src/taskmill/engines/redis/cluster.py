@@ -292,8 +292,9 @@ class ClusterEngine:
         return Moved(moved, await self._crossing.settle() or more, tuple(lost))
 
     async def _notice(self) -> None:
-        first = self._store(0).key("generation")
-        if int(await self._shards[0].ask("GET", first) or 0) != self._shards.generation:
+        first = self._store(0)
+        await first.ask("SADD", first.key("shards"), *sorted(self._shards.listed))  # a failover may have lost it
+        if int(await first.ask("GET", first.key("generation")) or 0) != self._shards.generation:
             await self._shards.read_settings()
             await self._copy()
             for joining in list(self._joined.values()):

@@ -35,6 +35,8 @@ UNUSED = 3_600
 
 _decode = msgspec.msgpack.Decoder().decode
 _news = msgspec.json.Decoder(list[NewTask]).decode
+KEEP = "local home = redis.call('GET', KEYS[1]) if home then redis.call('SET', KEYS[1], home) end return home"
+"""It stays, and is written even if it was there."""
 MOVE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) return 1 end return 0"
 
 
@@ -86,21 +88,21 @@ class Crossing:
         found = await asyncio.gather(*(self._settle_home(new, shard) for new in own))
         return {new.id for new, answer in zip(own, found, strict=True) if answer is not None}
 
-    async def _settle_home(self, new: NewTask, shard: int) -> Submitted | None:
+    async def _settle_home(self, new: NewTask, shard: int, durability: Durability | None = None) -> Submitted | None:
         """A pointer to this shard, before the task is there. An answer, if a task with this id lives elsewhere."""
         pointer = self._pointer(new.id)
+        level = durability or self._shards.target.durability
         said = shard_said(new.id)
         for _ in range(ROUNDS):
-            await self._shards.write(pointer, "SET", pointer, shard if said is None else said, "NX")
-            home = int(await self._shards.ask(pointer, "GET", pointer) or shard)
-            await self._shards.ask(pointer, "PERSIST", pointer)
+            await self._shards.ask(pointer, "SET", pointer, shard if said is None else said, "NX")
+            home = int(await self._shards.keep(pointer, level, "EVAL", KEEP, 1, pointer) or shard)
             if home == shard:
                 return None
             other = self._shards[home]
             until = await inspect.now_of(other) + (new.idempotency_window or DEFAULT_DEDUPE_WINDOW)
             if not await other.run("yield", [new.id, until]):
                 return await submit.known_elsewhere(other, new)
-            await self._shards.write(pointer, "EVAL", MOVE, 1, pointer, home, shard)
+            await self._shards.ask(pointer, "EVAL", MOVE, 1, pointer, home, shard)
         raise StoreError("a task with this id moves all the time", code="store_busy", hint="nothing was written, ask again")
 
     # Into the store
@@ -114,7 +116,7 @@ class Crossing:
         answers: dict[int, Submitted] = {}
         own = [place for place, new in enumerate(tasks) if shard_said(new.id) != shards[place]]
         valid = [place for place in own if submit.is_valid(tasks[place], settings)]
-        homes = await asyncio.gather(*(self._settle_home(tasks[place], shards[place]) for place in valid))
+        homes = await asyncio.gather(*(self._settle_home(tasks[place], shards[place], durability) for place in valid))
         answers |= {place: answer for place, answer in zip(valid, homes, strict=True) if answer is not None}
         await self._use(set(shards))
         self._shards.check_places(settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -43,10 +44,12 @@ HOT = ("type", "limit", "queue", "pause", "outbox")
 KEPT = frozenset(
     {
         *("submit", "enter", "reserve", "claim", "swift", "finish", "complete", "checkpoint", "signal", "admin", "put", "join", "lead", "fire", "take"),
-        *("restore", "watch", "fell", "attach", "yield"),
+        *("restore", "yield"),
     }
 )
 """Steps whose answer says that what they wrote has come as far as it was asked to."""
+CARRIED = frozenset({"watch", "fell", "attach"})
+"""What one shard owes to another: it is crossed off there when it has come as far here."""
 CONFIRMED = 2_000
 """Milliseconds to wait for the disk or a replica."""
 MOVING = 0.05
@@ -110,7 +113,7 @@ class Shards:
     async def use(self, number: int) -> None:
         """Something is about to lie in this shard: everybody knows of it, and it knows what to obey."""
         first = self[0]
-        await first.ask("SADD", first.key("shards"), number)
+        await first.keep("SADD", first.key("shards"), number)
         await self[number].renew()
         self.listed.add(number)
 
@@ -151,20 +154,9 @@ class Shards:
         """A command about a key that lies in no shard."""
         return await self.asked(key_slot(key.encode()), command)
 
-    async def write(self, key: str, *command: Any) -> Any:
-        """The same, and it has come as far as every step of this store."""
-        wait = self.wait_for(self.target.durability)
-        return await self.ask(key, *command) if wait is None else (await self.asked(key_slot(key.encode()), command, (wait,)))[0]
-
-    def wait_for(self, level: Durability) -> tuple[Any, ...] | None:
-        """The command behind a write that says how far it has come; None where there is nothing to ask."""
-        if level is Durability.REPLICATED:
-            return ("WAIT", 1, CONFIRMED)
-        return ("WAITAOF", 1, 0, CONFIRMED) if level is Durability.FSYNC and "asked" in self.confirms else None
-
-    async def asked(self, slot: int, command: tuple[Any, ...], wait: tuple[Any, ...] = ()) -> Any:
-        """Its answer, and if there is a `wait` behind it, that one's too. Where nothing was done (somebody else has the slot, or it is on its way) it is asked
-        again."""
+    async def asked(self, slot: int, command: tuple[Any, ...], *behind: tuple[Any, ...]) -> Any:
+        """Its answer, and if there are others `behind` it on the same connection, a list of all. Where nothing was done (somebody else has the slot, or it
+        is on its way) it is asked again."""
         nodes = self.nodes
         try:
             async with asyncio.timeout(self.target.patience) as limit:
@@ -173,7 +165,7 @@ class Shards:
                     if nodes.moves:
                         nodes.waits(limit, slot)
                     try:
-                        return await (_both(await nodes.find(slot), command, wait) if wait else wire.ask(*command))
+                        return await (_together(await nodes.find(slot), command, *behind) if behind else wire.ask(*command))
                     except MovedError as error:
                         nodes.moved(slot, (error.host or _host(await nodes.find(slot)), error.port))
                     except (AskError, TryAgainError, ClusterDownError):
@@ -189,6 +181,28 @@ class Shards:
             raise translate(error, self.target) from error
         except RedisError as error:
             raise translate(error, self.target) from error
+
+    def waits(self, level: Durability) -> bool:
+        """Whether a server must be asked how far something has come, beside doing it."""
+        return level is Durability.REPLICATED or (level is Durability.FSYNC and "asked" in self.confirms)
+
+    async def keep(self, key: str, level: Durability, *command: Any) -> Any:
+        """A command about a key that lies in no shard, which always writes, and has come so far when this returns."""
+        return await (self.confirmed(key_slot(key.encode()), level, command) if self.waits(level) else self.ask(key, *command))
+
+    async def confirmed(self, slot: int, level: Durability, *commands: tuple[Any, ...]) -> Any:
+        """The answer to the first of these; behind them, on the same connection, goes the wait for the disk or a replica."""
+        wait = ("WAIT", 1, CONFIRMED) if level is Durability.REPLICATED else ("WAITAOF", 1, 0, CONFIRMED)
+        answer, *rest = await self.asked(slot, *commands, wait)
+        reached = rest[-1][0] if isinstance(rest[-1], list) else rest[-1]
+        if any(isinstance(each, Exception) for each in rest) or reached < 1:
+            where = "a replica has it" if level is Durability.REPLICATED else "the disk has it"
+            raise AnswerLost(
+                f"{self.target} did not say in time that {where}",
+                code="durability_unconfirmed",
+                hint="it is done on the server and may be lost with it: ask again, with the same ids",
+            )
+        return answer
 
     async def close(self) -> None:
         await self.nodes.close()
@@ -249,9 +263,7 @@ class Store:
         a server that has given some of this shard away already refuses it, before it has begun."""
         wanted = script(name)
         given = (2, self.prefix, self.prefix + "-", _encode(arguments), self.now(), *raws)
-        level = (durability or self.target.durability) if name in KEPT else Durability.LOCAL
-        wait = self.shards.wait_for(level)
-        ask = self.ask if wait is None else self._ask_and_wait(level, wait)
+        ask = functools.partial(self.keep, durability=durability) if name in KEPT or name in CARRIED else self.ask
         try:
             answer = await ask("EVALSHA", wanted.sha, *given)
         except StoreError as error:
@@ -268,24 +280,13 @@ class Store:
         answer = await self.shards.asked(self.slot, command)
         return dict(zip(answer[::2], answer[1::2], strict=True)) if command[0] == "HGETALL" else answer
 
-    def _ask_and_wait(self, level: Durability, wait: tuple[Any, ...]) -> Any:
-        """The command, and behind it on the same connection the wait for the disk or a replica. A write of our own stands between them: a step that was
-        repeated writes nothing, and what it found must have come as far."""
-
-        async def ask(*command: Any) -> Any:
-            answer, confirmed = await self.shards.asked(self.slot, command, (("INCR", self.key("waited_for")), wait))
-            if isinstance(confirmed, list):
-                confirmed = confirmed[0]
-            if isinstance(confirmed, Exception) or confirmed < 1:
-                where = "a replica has it" if level is Durability.REPLICATED else "the disk has it"
-                raise AnswerLost(
-                    f"{self.target} did not say in time that {where}",
-                    code="durability_unconfirmed",
-                    hint="it is done on the server and may be lost with it: ask again, with the same ids",
-                )
-            return answer
-
-        return ask
+    async def keep(self, *command: Any, durability: Durability | None = None) -> Any:
+        """The same, for what must have come as far as this. A write of our own goes behind it: a step that was repeated writes nothing, and what it found must
+        have come as far."""
+        level = durability or self.target.durability
+        if not self.shards.waits(level):
+            return await self.ask(*command)
+        return await self.shards.confirmed(self.slot, level, command, ("INCR", self.key("waited_for")))
 
     async def read_settings(self) -> None:
         """For a step that was refused because it went by others: unless it may belong elsewhere now, it is repeated here."""
@@ -307,15 +308,15 @@ class Store:
         await self.run("adopt", [shards.generation, sent, shards.target.shards, heard], [value for _, _, value in shards.items])
 
 
-async def _both(client: Client, command: tuple[Any, ...], wait: tuple[Any, ...]) -> tuple[Any, Any]:
+async def _together(client: Client, *commands: tuple[Any, ...]) -> list[Any]:
     """On a connection that is nobody else's meanwhile: others need not wait for this disk, or replica, too."""
     pipe = client.pipeline(transaction=False)
-    for each in (command, *wait):
+    for each in commands:
         pipe.execute_command(*each)
     found: list[Any] = await pipe.execute(raise_on_error=False)
     if isinstance(found[0], Exception):
         raise found[0]
-    return found[0], found[-1]
+    return found
 
 
 def _host(client: Client) -> str:

@@ -96,7 +96,7 @@ class Shards:
 
     def heard(self, generation: int) -> None:
         """What a claim says of the settings: these are read anew when somebody has time."""
-        self.stale = generation > self.generation
+        self.stale = self.stale or generation > self.generation
 
     async def read_settings(self) -> None:
         """The settings in force, and their generation, which is read first: a change in between is noticed by the next step."""

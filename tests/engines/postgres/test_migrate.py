@@ -289,10 +289,9 @@ async def _run(pool: Pool, script: str) -> None:
 # The files
 
 
-def test_named_statements_and_the_schema_s_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_named_statements_and_the_schema_s_name(tmp_path: Path) -> None:
     (tmp_path / "x.sql").write_text("-- name: one\nSELECT '{}' FROM {schema}.a;\n\n-- name: two\nNOTIFY {schema_name}\n")
-    monkeypatch.setattr(sql, "files", lambda _: tmp_path)
-    queries = sql.load("x.sql", "user")
+    queries = sql.load("x.sql", "user", tmp_path)
     assert (queries.one, queries.two) == ("SELECT '{}' FROM \"user\".a", "NOTIFY user")
     with pytest.raises(AttributeError, match="no query is named 'three'"):
         _ = queries.three

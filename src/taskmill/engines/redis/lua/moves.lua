@@ -292,7 +292,7 @@ end
 
 -- What time alone has changed: delayed tasks that are due, deadlines of waits, windows that have room. Bounded; whether there is more.
 function M.open_due()
-  local most = 200
+  local most = 50
   local due = call('ZRANGEBYSCORE', P .. 'due', '-inf', S.now, 'LIMIT', 0, most)
   R.load(due)
   local stirred = {}

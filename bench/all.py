@@ -1,6 +1,6 @@
-"""Everything that is measured, as ratios of one run: the engine, the executor, peers, and what the product costs when idle. `make bench` runs it.
+"""Everything that is measured, as ratios of one run: the engine, the executor, peers, what the product costs when idle, and the server. `make bench` runs it.
 
-Each part can be run by itself, with a word on what it measures in its `--help`: bench/engine.py, bench/executor.py, bench/compare.py, bench/product.py.
+Each part can be run by itself, with a word on what it measures in its `--help`: bench/engine.py, executor.py, compare.py, product.py, api.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ sections, in order:
   executor.py    executor
   compare.py     submit drain latency offered (of Redis)
   product.py     idle start memory
+  api.py         ingest waiting client grpc live
 
 examples:
   make bench ARGS="--quick"
@@ -32,11 +33,11 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(ROOT))
-    from bench import compare, engine, executor, product
+    from bench import api, compare, engine, executor, product
     from bench.runner import run
 
     sections: dict[str, dict[str, Section]] = {}
-    for part in (engine, executor, compare, product):
+    for part in (engine, executor, compare, product, api):
         for store, named in part.sections().items():
             sections.setdefault(store, {}).update(named)
     return run("bench/all.py", (__doc__ or "").split("\n\n")[0], EPILOG, sections, arguments, every=True)

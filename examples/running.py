@@ -14,8 +14,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import IO, Any, cast
 
 
 def run(file: str, main: Callable[[], Coroutine[Any, Any, None] | None], *, url: str | None = None) -> None:
@@ -30,3 +31,15 @@ def run(file: str, main: Callable[[], Coroutine[Any, Any, None] | None], *, url:
         finally:
             worker.terminate()
             worker.wait()
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """`taskmill api` on a free port, over the same store; where it is."""
+    command = [sys.executable, "-m", "taskmill", "api", "--port", "0", "--no-grpc", "--log-level", "error"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        yield cast("IO[str]", process.stderr).readline().split(" at ")[1].split(";")[0]
+    finally:
+        process.terminate()
+        process.communicate()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,7 @@ from tests.servers import pgbouncer as poolers
 from tests.servers import postgres as servers
 from tests.servers import redis as redis_servers
 from tests.servers import redis_cluster as redis_clusters
+from tests.servers import typescript
 from tests.servers.absence import Absence, skip
 from tests.servers.existing import URL, Server, existing
 from tests.servers.pgbouncer import PgBouncer
@@ -59,6 +61,15 @@ def postgres_url(postgres: Server) -> Iterator[str]:
         yield url
     finally:
         postgres.databases.take_back(url)
+
+
+@pytest.fixture(scope="session")
+def curl() -> str:
+    """The program that the documents call the server with."""
+    found = shutil.which("curl")
+    if found is None:
+        skip(Absent("curl", "apt-get install curl"))
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -106,6 +117,15 @@ def redis_cluster_url(redis_cluster: RedisCluster) -> Iterator[str]:
     """An empty store."""
     yield redis_cluster.url()
     redis_cluster.flush()
+
+
+@pytest.fixture(scope="session")
+def typescript_worker(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The command that runs the worker of examples/workers/typescript, compiled into a folder of this run."""
+    try:
+        return typescript.built(tmp_path_factory.mktemp("typescript"), pytestconfig.stash[GIVEN].get(FOLDERS))
+    except Absent as absent:
+        skip(absent)
 
 
 @pytest.fixture

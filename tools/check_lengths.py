@@ -6,6 +6,7 @@ The soft limits (400 and 40) are shown with `--soft` and refuse nothing. A funct
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,13 @@ from pathlib import Path
 FILE_HARD, FILE_SOFT = 800, 400
 FUNCTION_HARD, FUNCTION_SOFT = 80, 40
 SUFFIXES = frozenset({".py", ".sql", ".lua"})
+GENERATED = re.compile(r"_pb2(_grpc)?\.py$")
 
 
 def files_under(roots: list[str]) -> Iterator[Path]:
     for root in map(Path, roots):
         found = [root] if root.is_file() else sorted(root.rglob("*"))
-        yield from (path for path in found if path.suffix in SUFFIXES and "__pycache__" not in path.parts)
+        yield from (path for path in found if path.suffix in SUFFIXES and "__pycache__" not in path.parts and not GENERATED.search(path.name))
 
 
 def long_functions(path: Path, text: str, limit: int) -> Iterator[str]:

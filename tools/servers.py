@@ -1,4 +1,4 @@
-"""Installs the servers that tests need from Debian's packages, when this is root on Debian and they are missing; otherwise says what is.
+"""Installs the servers and programs that tests need from Debian's packages, when this is root on Debian and they are missing; otherwise says what is.
 
 The packages would start services of their own. They are kept from it while they are installed: the tests start private servers, and a
 port that somebody listens on would be a surprise.
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-WANTED = {"postgresql": "postgres", "pgbouncer": "pgbouncer", "redis-server": "redis-server"}
+WANTED = {"curl": "curl", "postgresql": "postgres", "pgbouncer": "pgbouncer", "redis-server": "redis-server", "prometheus": "promtool"}
 """Package, and the program that shows that it is there."""
 PLACES = ("/usr/sbin", *map(str, Path("/usr/lib/postgresql").glob("*/bin")))
 NO_CLUSTER = Path("/etc/postgresql-common/createcluster.d/taskmill-tests.conf")

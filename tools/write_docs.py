@@ -1,5 +1,5 @@
 """Writes into the documents what the code says: the statements in docs/engines/sqlite.md, the table of verbs in docs/ARCHITECTURE.md, the table of metrics in
-docs/guides/metrics.md, and the whole of docs/reference/cli.md and docs/reference/settings.md.
+docs/guides/metrics.md, that of live events in docs/api/events.md, and the whole of docs/reference/cli.md, docs/reference/settings.md and docs/api/rest.md.
 
 `python tools/write_docs.py` after a change of any; a test compares, so a document that lags behind is found.
 """
@@ -17,12 +17,17 @@ from taskmill import config
 from taskmill.cli.program import program
 from taskmill.clock import format_duration
 from taskmill.engine import Engine
+from taskmill.server.news import TYPES
+from taskmill.server.openapi import document
+from taskmill.server.page import Operation, fields, operations
+from taskmill.server.rest import ROUTES
 from taskmill.telemetry import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
 STATEMENTS = ROOT / "src" / "taskmill" / "engines" / "sqlite"
 BLOCK = re.compile(r"^```sql\n-- (\w+)\.sql: (\w+)\n.*?^```$", re.MULTILINE | re.DOTALL)
 METRICS_TABLE = re.compile(r"(?<=^\| metric \| kind \| labels \| meaning \|\n\|---\|---\|---\|---\|\n)(?:^\|.*\n)*", re.MULTILINE)
+EVENTS_TABLE = re.compile(r"(?<=^\| type \| what it says \| data \|\n\|---\|---\|---\|\n)(?:^\|.*\n)*", re.MULTILINE)
 TABLE = re.compile(r"(?<=^\| verb \| guarantee \|\n\|---\|---\|\n)(?:^\|.*\n)*", re.MULTILINE)
 
 
@@ -134,12 +139,73 @@ def with_metrics(text: str) -> str:
     return METRICS_TABLE.sub(lambda _: rows, text)
 
 
+def with_events(text: str) -> str:
+    rows = "".join(f"| `{type}` | {_cell(one.text)} | {', '.join(f'`{field}`' for field in one.fields)} |\n" for type, one in TYPES.items())
+    return EVENTS_TABLE.sub(lambda _: rows, text)
+
+
+# REST
+
+
+def rest_page(_: str = "") -> str:
+    found = document(ROUTES)
+    every = list(operations(found))
+    head = ["# REST", "", GENERATED, "", REST_RULES, "", "| route | what it does | key |", "|---|---|---|"]
+    head += [f"| [`{one.method} {one.path}`](#{_anchor(one)}) | {_cell(one.summary)} | {one.scope} |" for one in every]
+    pages = [line for one in every for line in _route(one)]
+    schemas = [line for name, schema in found["components"]["schemas"].items() for line in _schema(name, schema)]
+    return "\n".join([*head, *pages, "", "## Schemas", *schemas]).rstrip() + "\n"
+
+
+REST_RULES = """`taskmill api` serves this at port 8080; [the guide](../guides/server.md) shows how. The same is at `/openapi.json` (OpenAPI 3.1) and, for
+people, at `/docs`.
+
+A key goes into the header `Authorization: Bearer tm_…`. The column "key" says which scope it needs (`admin` has them all); "whole store" means that a key
+with a tenant is refused. Bodies are JSON, sent with `Content-Type: application/json`, up to 1 MiB unless a route takes more, and may be packed with gzip.
+Times are RFC 3339; durations are `250ms`, `90s`, `10m`, `2h`, `1d`.
+
+What is refused is answered as `application/problem+json`: a stable `code`, the `field`, a `hint` that says what to do, and the `request_id` that the log of
+the server has too. Of refusals each route lists its statuses: 401 no key or an unknown one, 403 it may not, 404 nothing of that name, 409 not in the state
+for it, 410 its record is gone, 412 changed since it was seen, 413 and 431 too large, 415 not JSON, 400 and 422 what was sent cannot be used, 429 a quota is
+used up and 503 the store is away (both with `Retry-After`). A method that a path does not have is 405 with `Allow`. Nothing is changed by GET."""
+
+
+def _anchor(one: Operation) -> str:
+    return re.sub(r"[^\w -]", "", f"{one.method} {one.path}".lower()).replace(" ", "-")
+
+
+def _route(one: Operation) -> Iterator[str]:
+    yield from ("", f"## {one.method} {one.path}", "", f"{one.summary}. Key: {one.scope}.")
+    if one.parameters:
+        yield from ("", "| parameter | in | type | meaning |", "|---|---|---|---|")
+        for field in one.parameters:
+            yield f"| `{field.name}`{' (required)' if field.required else ''} | {field.place} | {_cell(field.type)} | {_cell(field.description)} |"
+    given = [(status, answer) for status, _, answer in one.answers if answer != "Problem"]
+    refused = [status for status, _, answer in one.answers if answer == "Problem"]
+    body = f"Body: {one.body}. " if one.body else ""
+    answers = ", ".join(f"{status} {answer}".strip() for status, answer in given)
+    yield from ("", f"{body}Answers: {answers}. Refusals: {', '.join(refused)}.")
+
+
+def _schema(name: str, schema: dict[str, object]) -> Iterator[str]:
+    yield from ("", f"### {name}")
+    if schema.get("description"):
+        yield from ("", _cell(str(schema["description"])))
+    rows = list(fields(schema))
+    if rows:
+        yield from ("", "| field | type | meaning |", "|---|---|---|")
+        for field in rows:
+            yield f"| `{field.name}`{' (required)' if field.required else ''} | {_cell(field.type)} | {_cell(field.description)} |"
+
+
 WRITERS: dict[str, Callable[[str], str]] = {
     "docs/engines/sqlite.md": with_statements,
     "docs/ARCHITECTURE.md": with_verbs,
     "docs/reference/cli.md": cli_page,
     "docs/reference/settings.md": settings_page,
     "docs/guides/metrics.md": with_metrics,
+    "docs/api/events.md": with_events,
+    "docs/api/rest.md": rest_page,
 }
 
 

@@ -1,4 +1,4 @@
-"""A tour of Taskmill at work: a worker and its schedules on a new SQLite file, sample tasks of every kind, and a live view of them.
+"""A tour of Taskmill at work: a worker, its schedules and the API on a new SQLite file, sample tasks of every kind, and a live view of them.
 
 It stays up until Ctrl-C; look around in another terminal meanwhile, with the commands that it shows.
 """
@@ -10,6 +10,7 @@ import asyncio
 import os
 import shlex
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,8 +21,12 @@ from rich.console import Console
 
 from taskmill.cli.serving import hold_standard_streams
 from taskmill.clock import SECOND, duration
+from taskmill.config import Settings
 from taskmill.errors import TaskmillError
+from taskmill.server.listening import bound
 from taskmill.worker import logs
+from taskmill.worker.companion import Companion
+from taskmill.worker.probes import Probes
 from taskmill.worker.supervisor import Supervisor
 from tour import samples
 from tour.app import app
@@ -40,6 +45,12 @@ COMMANDS = (
     "workers list",
     "task tail",
     "check",
+)
+REQUESTS = (
+    """curl -s {at}/api/v1/tasks -H 'Content-Type: application/json' -d '{{"type": "welcome", "payload": {{"name": "you"}}}}'""",
+    "curl -s '{at}/api/v1/tasks?state=dead'",
+    "curl -s {at}/readyz",
+    "curl -sN {at}/api/v1/events",
 )
 
 
@@ -113,6 +124,8 @@ class Tour:
         self._supervisor: Supervisor | None = None
         self._screen: Screen | None = None
         self._asked: float | None = None
+        self._at = asyncio.Event()
+        self._server = ""
         self._wrong: list[str] = []
 
     async def run(self) -> int:
@@ -120,7 +133,9 @@ class Tour:
         logs.configure("warning")
         try:
             self._say(f"Starting a worker for {_near(APP)} on {self._url}")
-            self._supervisor = Supervisor(str(APP), log_level="warning", ready=self._show)
+            api = Companion("taskmill.server.process", _listen, options={"grpc_port": 0}, log_level="warning", began=self._reachable)
+            self._supervisor = Supervisor(str(APP), log_level="warning", ready=self._show, companion=api)
+            api.questions = Probes(self._supervisor).questions
             code = await self._supervisor.run()
             await self._end()
         except OSError:
@@ -128,6 +143,10 @@ class Tour:
         finally:
             await app.close()
         return code or bool(self._wrong)
+
+    def _reachable(self, places: Sequence[str]) -> None:
+        self._server = places[0]
+        self._at.set()
 
     async def _show(self, supervisor: Supervisor) -> None:
         """What happens while the worker works."""
@@ -142,6 +161,7 @@ class Tour:
 
     async def _show_all(self) -> None:
         await app.open()
+        await self._at.wait()
         self._screen = Screen(app.operations, self._console)
         self._hint()
         async with asyncio.TaskGroup() as tasks:
@@ -178,7 +198,14 @@ class Tour:
     def _hint(self) -> None:
         program = Path(sys.executable).parent / "taskmill"
         name = shlex.quote(_near(program)) if program.is_file() else f"{shlex.quote(_near(Path(sys.executable)))} -m taskmill"
-        self._say("", "Try in another terminal:", *(f"  {name} {command} --url {shlex.quote(self._url)}" for command in COMMANDS), "")
+        self._say("", f"The API is at {self._server}, described at {self._server}/docs")
+        self._say(
+            "",
+            "Try in another terminal:",
+            *(f"  {line.format(at=self._server)}" for line in REQUESTS),
+            *(f"  {name} {command} --url {shlex.quote(self._url)}" for command in COMMANDS),
+            "",
+        )
         self._say("" if self._options.once or self._options.time else "Ctrl-C ends the tour.", "")
 
     async def _end(self) -> None:
@@ -193,6 +220,14 @@ class Tour:
         """The reader of our lines is gone (`| head`): end quietly."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """The usual port, or any if somebody has it."""
+    try:
+        return bound(settings.host, settings.port)
+    except TaskmillError:
+        return bound(settings.host, 0)
 
 
 def _near(path: Path) -> str:

@@ -18,6 +18,7 @@ from taskmill.version import __version__
 
 if TYPE_CHECKING:
     from taskmill.app import App
+    from taskmill.client import Client
     from taskmill.context import Context, Fail, RetryAfter
     from taskmill.errors import ResultExpired, ResultTimeout, StaleLease, TaskCancelled, TaskFailed, TaskmillError
     from taskmill.handle import Handle
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "App",
     "Call",
+    "Client",
     "Context",
     "Fail",
     "Handle",
@@ -49,6 +51,7 @@ __all__ = [
 
 _MODULES = {
     "app": ("App",),
+    "client": ("Client",),
     "context": ("Context", "Fail", "RetryAfter"),
     "errors": ("ResultExpired", "ResultTimeout", "StaleLease", "TaskCancelled", "TaskFailed", "TaskmillError"),
     "handle": ("Handle",),

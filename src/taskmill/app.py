@@ -13,16 +13,14 @@ import inspect
 import logging
 import os
 import sys
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace, TracebackType
-from typing import Any, Self, TypeVar, Unpack, cast, overload
-from weakref import WeakSet
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, TypeVar, cast
 
-from taskmill import codec, config
+from taskmill import config
 from taskmill.batching import Batcher
 from taskmill.clock import Clock, SystemClock
 from taskmill.config import Loaded, Settings
@@ -31,9 +29,9 @@ from taskmill.engine import Checkpoint, Engine, Joining, Refusal, Transaction
 from taskmill.errors import AppError, InvalidInput, TaskmillError, WrongStore
 from taskmill.handle import Handle
 from taskmill.operations import Operations, submitted
-from taskmill.options import SubmitOptions, submit_fields
-from taskmill.sync import Door, SyncApp, check_blocking, check_loop, run_here
-from taskmill.task import NewTask, check_name
+from taskmill.submitting import Submitter
+from taskmill.sync import Door, SyncApp, check_blocking, run_here
+from taskmill.task import NewTask
 from taskmill.tasks import Call, Tasks, TaskType
 
 __all__ = ["App"]
@@ -47,37 +45,31 @@ NOTICE_AFTER = 10.0
 logger = logging.getLogger("taskmill")
 
 
-class App(Tasks):
+class App(Tasks, Submitter[Operations]):
     """One application: its types, schedules and limits, and its store."""
 
     notice_after = NOTICE_AFTER
 
     def __init__(self, url: str | None = None, *, name: str | None = None, version: int | None = None, clock: Clock | None = None, **settings: object) -> None:
-        super().__init__()
+        Tasks.__init__(self)
         self._arguments: dict[str, object] = {"url": url, "name": name, "version": version, **settings}
         self.folder = _folder_of(sys._getframe(1).f_code.co_filename)
         """Where the app's file is: a relative path of the store starts here, unless there is a taskmill.toml."""
         self.clock: Clock = clock or SystemClock()
         self.state = SimpleNamespace()
         """For what `on_start` hooks make: pools, clients, models."""
-        self.door = Door()
         self._clock = clock
         self._loaded: Loaded | None = None
         self._instead: Callable[[], Awaitable[Engine]] | None = None
         self._starting: list[Callable[..., object]] = []
         self._stopping: list[Callable[..., object]] = []
-        self._guard = threading.Lock()
-        self._forget()
-        _apps.add(self)
+        Submitter.__init__(self)
 
     def _forget(self) -> None:
-        """As if never opened."""
-        self.home: asyncio.AbstractEventLoop | None = None
+        super()._forget()
         self._engine: Engine | None = None
         self._former: Engine | None = None
-        self._operations: Operations | None = None
         self._checkpoints: Batcher[Checkpoint, Refusal | None] | None = None
-        self._opening: asyncio.Task[None] | None = None
         self._owned = False
         self._declared: Declared | None = None
         self._notice: asyncio.TimerHandle | None = None
@@ -87,6 +79,9 @@ class App(Tasks):
         return f"<App of {len(self.types)} types{'' if self._loaded is None else f' on {self._loaded.settings.url}'}>"
 
     def root(self) -> App:
+        return self
+
+    def submitter(self) -> App:
         return self
 
     # Settings
@@ -138,21 +133,14 @@ class App(Tasks):
     def engine(self) -> Engine:
         """The open store."""
         if self._engine is None:
-            raise _not_open()
+            raise self.not_open()
         return self._engine
-
-    @property
-    def operations(self) -> Operations:
-        """Every verb of the product, over the open store."""
-        if self._operations is None:
-            raise _not_open()
-        return self._operations
 
     @property
     def declared(self) -> Declared:
         """What the store has been told of the types."""
         if self._declared is None:
-            raise _not_open()
+            raise self.not_open()
         return self._declared
 
     def use(self, engine: Engine) -> None:
@@ -160,6 +148,10 @@ class App(Tasks):
         self._forget()
         self.home = asyncio.get_running_loop()
         self._take(engine)
+
+    def observe(self, watch: Callable[[Engine], Engine]) -> None:
+        """Everything that the app asks of its open store goes through what `watch` makes of it, until the store is let go."""
+        self._take(watch(self.engine))
 
     def stand_in(self, clock: Clock, connect: Callable[[], Awaitable[Engine]]) -> Callable[[], None]:
         """For tests: open what `connect` gives instead of the app's own store, and leave it open. The answer puts everything back as it was."""
@@ -173,26 +165,15 @@ class App(Tasks):
 
     def _take(self, engine: Engine) -> None:
         self._engine = engine
-        self._operations = Operations(engine)
+        self._operations = Operations(engine, self._queue_of)
         self._checkpoints = Batcher(self._write_checkpoints)
         self._declared = Declared(engine, self.settings, self.limits)
         if self._clock is None:
             self.clock = engine.clock
 
-    async def open(self) -> None:
-        """Open the store; every verb does it by itself."""
-        here = asyncio.get_running_loop()
-        with self._guard:
-            if self.home is not None and self.home is not here and not self.home.is_running():
-                self._leave_behind()
-            if self.home is None:
-                self.home = here
-                self._opening = here.create_task(self._connect())
-            home, opening = self.home, self._opening
-        if home is not here:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.open(), home))
-        elif opening is not None:
-            await asyncio.shield(opening)
+    def _queue_of(self, type: str) -> str | None:
+        found = self.types.get(type)
+        return None if found is None else found.settings.queue
 
     def _leave_behind(self) -> None:
         """The loop of the first use does not run any more (a second `asyncio.run`): the store is opened anew on this one."""
@@ -207,11 +188,7 @@ class App(Tasks):
             with suppress(Exception):  # its loop is gone: whatever of it cannot be closed from here ends with the process
                 await self._former.close()
             self._former = None
-        try:
-            engine = await (self._instead or self._own_store)()
-        except BaseException:
-            self._forget()
-            raise
+        engine = await (self._instead or self._own_store)()
         self._owned = self._instead is None
         self._take(engine)
 
@@ -222,34 +199,21 @@ class App(Tasks):
         await engine.open()
         return engine
 
-    async def close(self) -> None:
-        """Finish what is under way and let the store go; the next use opens it again."""
-        home, here = self.home, asyncio.get_running_loop()
-        if home is None:
-            return
-        if home is not here and home.is_running():
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), home))
-            return
-        if self._opening is not None and home is here:
-            with suppress(Exception):  # whoever asked for the opening has been told
-                await asyncio.shield(self._opening)
+    async def _let_go(self, *, at_home: bool) -> None:
         if self._notice is not None:
             self._notice.cancel()
         if self._looking is not None:
             self._looking.cancel()
         engine, operations, owned = self._engine, self._operations, self._owned
-        if operations is not None and home is here:
+        if operations is not None and at_home:
             await operations.drain()
         self._forget()
         if engine is not None and owned:
             await engine.close()
 
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        await self.close()
+    def _inherit(self) -> None:
+        if self._engine is not None:
+            _inherited.append(self._engine)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -268,25 +232,7 @@ class App(Tasks):
         first: bool = await cast("Any", self.engine).inbox(tx, source, message_id)
         return first
 
-    # From anywhere to the app's home
-
-    def at_home(self, verb: str, make: Callable[[], Coroutine[Any, Any, T]]) -> Coroutine[Any, Any, T]:
-        """What an awaitable verb returns: `make()` on the loop where the store is open. Without a running loop it raises at once."""
-        check_loop(verb)
-        return self._at_home(make)
-
-    async def _at_home(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        here = asyncio.get_running_loop()
-        if self.home is not here or self._operations is None:
-            await self.open()
-            home = self.home
-            if home is not None and home is not here:
-                return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_made(make), home))
-        return await make()
-
-    def block(self, verb: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What a verb behind `.sync` does."""
-        return self.door.run(verb, make, self.home)
+    # In the caller's own transaction
 
     def block_here(self, verb: str, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The same for a verb in the caller's own transaction: on this thread, where its connection is."""
@@ -312,55 +258,8 @@ class App(Tasks):
 
     # Submitting
 
-    @overload
-    def submit(self, task: Call[R], /) -> Coroutine[Any, Any, Handle[R]]: ...
-    @overload
-    def submit(self, task: TaskType[..., R, Any], payload: object = None, /, **options: Unpack[SubmitOptions]) -> Coroutine[Any, Any, Handle[R]]: ...
-    @overload
-    def submit(self, task: str, payload: object = None, /, **options: Unpack[SubmitOptions]) -> Coroutine[Any, Any, Handle[Any]]: ...
-    def submit(self, task: Call[Any] | TaskType[..., Any, Any] | str, payload: object = None, /, **options: Any) -> Coroutine[Any, Any, Handle[Any]]:
-        """Submit by name, with a payload, for what lives in another program: `await app.submit("send_welcome", {"user_id": 42})`."""
-        check_loop("app.submit()")
-        return self.submit_call(self.call_with(task, payload, options))
-
-    def submit_many(self, calls: Iterable[Call[R]]) -> Coroutine[Any, Any, list[Handle[R]]]:
-        """Submit any number, one round trip per batch; the handles in the order of the calls."""
-        check_loop("app.submit_many()")
-        return self.submit_calls(calls)
-
-    def handle(self, id: str) -> Handle[Any]:
-        """The handle of a task whose id is known."""
-        return Handle(self, id)
-
-    def call_with(self, task: Call[Any] | TaskType[..., Any, Any] | str, payload: object, options: Mapping[str, Any]) -> Call[Any]:
-        """The call that a type or its name, a payload and options make."""
-        call = task if isinstance(task, Call) else self._named(task, payload)
-        return call.wanting(submit_fields(options, "app.submit()")) if options else call
-
-    def call_of(self, task: TaskType[..., Any, Any] | Call[Any] | str, *args: Any, **kwargs: Any) -> Call[Any]:
-        """The call that a type and its arguments make, or a name and its payload."""
-        if isinstance(task, TaskType):
-            return task.call(*args, **kwargs)
-        if isinstance(task, str) and len(args) <= 1 and not kwargs:
-            return self._named(task, *args)
-        if isinstance(task, Call) and not args and not kwargs:
-            return task
-        raise InvalidInput(
-            f"{task!r:.80} does not take these arguments",
-            code="invalid_arguments",
-            field="submit",
-            hint="a task type and its arguments, a call, or a name and a payload",
-        )
-
-    def _named(self, task: TaskType[..., Any, Any] | str, payload: object = None) -> Call[Any]:
-        data = codec.encode(payload)
-        if isinstance(task, str):
-            found = self.types.get(task)
-            return Call(check_name(task, "type"), data, {}) if found is None else found.payload_call(data)
-        if not isinstance(task, TaskType):
-            raise InvalidInput(f"{task!r:.80} is no task", code="invalid_arguments", field="submit", hint="a task type, a call of it, or a type's name")
-        task.binding.arguments(data)
-        return task.payload_call(data)
+    def type_named(self, name: str) -> TaskType[..., Any, Any] | None:
+        return self.types.get(name)
 
     async def submit_call(self, call: Call[R]) -> Handle[R]:
         """One call; concurrent ones share one commit. One in a transaction stays where that is: on the caller's loop and thread."""
@@ -379,7 +278,7 @@ class App(Tasks):
         answer = await operations.submit(self._new(call), tx=call.tx, durability=call.durability)
         if call.tx is None or self._is_here():
             self._watch_for_workers(call.type)
-        return Handle(self, answer.id, call.type, _reader(call), answer)
+        return Handle(self, answer.id, call.type, self.reader(call), answer)
 
     async def _prepared(self, call: Call[R], declared: TaskType[..., R, Any]) -> Call[R]:
         """Whatever else happens, the task is submitted with what its type declares."""
@@ -413,7 +312,7 @@ class App(Tasks):
         answers = await self.operations.submit_many(self._alike(waiting, sent), tx=first.tx, durability=first.durability)
         if first.tx is None or self._is_here():
             self._watch_for_workers(first.type)
-        return [Handle(self, submitted(answer).id, call.type, _reader(call), answer) for call, answer in zip(sent, answers, strict=True)]
+        return [Handle(self, submitted(answer).id, call.type, self.reader(call), answer) for call, answer in zip(sent, answers, strict=True)]
 
     def _alike(self, calls: Iterable[Call[R]], sent: list[Call[R]]) -> Iterator[NewTask]:
         """The tasks of calls that can go together; each call is noted as its task is taken."""
@@ -449,7 +348,7 @@ class App(Tasks):
 
     async def _checkpoint(self, entry: Checkpoint) -> Refusal | None:
         if self._checkpoints is None:
-            raise _not_open()
+            raise self.not_open()
         return await self._checkpoints.add(entry)
 
     async def _write_checkpoints(self, entries: list[Checkpoint]) -> list[Refusal | None]:
@@ -476,14 +375,6 @@ class App(Tasks):
             logger.warning("a task of type %s was submitted %g s ago and %s; start one: taskmill worker", type, self.notice_after, who)
 
 
-async def _made(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    return await make()
-
-
-def _reader(call: Call[Any]) -> Callable[[bytes], object]:
-    return codec.decode if call.task_type is None else call.task_type.binding.returned
-
-
 async def _run_hook(hook: Callable[..., object], app: App) -> None:
     answer = hook(app) if inspect.signature(hook).parameters else hook()
     if isinstance(answer, Awaitable):
@@ -494,27 +385,5 @@ def _folder_of(file: str) -> Path:
     return Path(file).absolute().parent if not file.startswith("<") and Path(file).exists() else Path.cwd()
 
 
-def _not_open() -> AppError:
-    return AppError("the app is not open", code="not_open", hint="await app.open(), or use it as `async with app:`")
-
-
-# A process that was forked
-
-
-_apps: WeakSet[App] = WeakSet()
 _inherited: list[Engine] = []
-
-
-def _forked() -> None:
-    """The child of a fork has no loop and no thread of its parent, so its apps open their store anew. What it inherited is kept and never closed:
-    closing it would touch the parent's files."""
-    for app in _apps:
-        if app.home is not None:
-            if app._engine is not None:
-                _inherited.append(app._engine)
-            app._guard = threading.Lock()
-            app.door = Door()
-            app._forget()
-
-
-os.register_at_fork(after_in_child=_forked)
+"""Of the parent of a fork; closing them here would touch its files."""

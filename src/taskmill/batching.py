@@ -1,7 +1,7 @@
 """Many callers, one call: what arrives while a call is under way goes together with the next.
 
 Nobody waits for company: the first item is sent at once, and a batch forms only because the store is busy with the one before. So a lone
-caller pays no delay, and a thousand concurrent ones share one commit.
+caller pays no delay, and a thousand concurrent ones share one commit. Where the way is long, a few calls may be under way at once.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import accumulate, islice, takewhile
 from typing import Generic, TypeVar
 
 __all__ = ["Batcher"]
@@ -18,34 +19,57 @@ Answer = TypeVar("Answer")
 
 
 class Batcher(Generic[Item, Answer]):
-    """`send` takes a batch and answers one answer per item, in order; what it raises, every caller of that batch gets."""
+    """`send` takes a batch and answers one answer per item, in order; what it raises, every caller of that batch gets. At most so many items in a batch, and of
+    such a `size` in sum; `at_once`: so many batches under way, which may then reach the other side in any order."""
 
-    def __init__(self, send: Callable[[list[Item]], Awaitable[Sequence[Answer]]], most: int = 500) -> None:
+    def __init__(
+        self,
+        send: Callable[[list[Item]], Awaitable[Sequence[Answer]]],
+        most: int = 500,
+        *,
+        at_once: int = 1,
+        size: Callable[[Item], int] | None = None,
+        most_size: int = 0,
+    ) -> None:
         self._send = send
         self._most = most
+        self._at_once = at_once
+        self._size = size
+        self._most_size = most_size
         self._waiting: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
-        self._sender: asyncio.Task[None] | None = None
+        self._senders: set[asyncio.Task[None]] = set()
+        self._starting = 0
+        """Senders that were made and have not begun: each of them will take a batch of what waits now."""
 
     def add(self, item: Item) -> asyncio.Future[Answer]:
         """The answer to come. A caller that stops waiting does not take its item back."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
-        if self._sender is None:
-            self._sender = asyncio.create_task(self._run())
+        if len(self._senders) < self._at_once and len(self._waiting) > self._starting * self._most:
+            self._starting += 1
+            self._senders.add(asyncio.create_task(self._run()))
         return future
 
     async def drain(self) -> None:
         """Until everything added has been answered."""
-        while self._sender is not None:
-            await asyncio.wait([self._sender])
+        while self._senders:
+            await asyncio.wait(self._senders)
 
     async def _run(self) -> None:
+        self._starting -= 1
         try:
             while self._waiting:
-                batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._most))]
-                await self._answer(batch)
+                await self._answer(self._batch())
         finally:
-            self._sender = None
+            self._senders -= {asyncio.current_task()}
+
+    def _batch(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
+        waiting, size = self._waiting, self._size
+        number = min(len(waiting), self._most)
+        if size is not None:
+            sums = accumulate(size(item) for item, _ in islice(waiting, number))
+            number = max(1, sum(1 for _ in takewhile(lambda so_far: so_far <= self._most_size, sums)))
+        return [waiting.popleft() for _ in range(number)]
 
     async def _answer(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
         futures = [future for _, future in batch]

@@ -140,8 +140,9 @@ class Binding:
             raise _misfit("it is missing", missing[1], self._takes(), InvalidPayload) from None
         if not root and unknown:
             raise _misfit("there is no such argument", f"{unknown[1]:.80}", self._takes(), InvalidPayload) from None
-        message, _, place = text.partition(" - at `$")
-        field = (root + place.rstrip("`")).lstrip(".") or "payload"
+        place = _PLACE.search(text)
+        field = (root + (place[1] if place else "")).lstrip(".") or "payload"
+        message = _unquoted(_PLACE.sub("", text))
         if not isinstance(error, msgspec.ValidationError):
             message, field = f"it is not JSON: {text}", "payload"
         raise _misfit(message, field, None, InvalidPayload) from None
@@ -166,7 +167,7 @@ class Binding:
             return self._give(data)
         except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidPayload(
-                f"the stored result is not what the handler is declared to return: {error}",
+                f"the stored result is not what the handler is declared to return: {_unquoted(str(error))}",
                 code="result_decoding",
                 field="result",
                 hint="it was made by another version; (await handle.task()).result has it as JSON",
@@ -298,10 +299,31 @@ def _model(kind: Any, value: object) -> object:
     validate = getattr(kind, "model_validate", None)
     if validate is None:
         raise NotImplementedError(f"{kind!r} cannot be read from JSON")
-    return validate(value)
+    try:
+        return validate(value)
+    except ValueError as error:
+        raise ValueError(_of_model(error)) from None
 
 
 # Refusals
+
+
+_PLACE: Final = re.compile(r" - at `\$([^`]*)`$")
+_QUOTES: Final = re.compile(r"Invalid (?:enum )?value ")
+
+
+def _unquoted(message: str) -> str:
+    """Without the value that it quotes: the message is stored and logged, and payloads are not."""
+    return "it is none of the values that are allowed" if _QUOTES.match(message) else message
+
+
+def _of_model(error: ValueError) -> str:
+    """What pydantic says, without the values it quotes; what a validator of the user's own says, as it is."""
+    errors = getattr(error, "errors", None)
+    if errors is None:
+        return str(error)
+    found = [(".".join(map(str, each["loc"])), each["msg"]) for each in errors(include_url=False, include_context=False, include_input=False)]
+    return "; ".join(f"{place}: {message}" if place else message for place, message in found)
 
 
 def _misfit(message: str, field: str | None, hint: str | None, kind: type[InvalidInput] = InvalidInput) -> InvalidInput:

@@ -10,6 +10,7 @@ the password) wherever it is printed; only `reveal()` gives the text.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import stat
@@ -36,6 +37,7 @@ __all__ = [
     "Settings",
     "engine_kind",
     "find_file",
+    "is_loopback",
     "load",
     "mask_url",
     "reference",
@@ -170,8 +172,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
     host: Annotated[str, Setting("text", "The address that the API listens on")] = "127.0.0.1"
     port: Annotated[int, Setting("integer", "The port of REST, WebSocket and dashboard", minimum=1, maximum=65_535)] = 8080
     grpc_port: Annotated[int, Setting("integer", "The port of gRPC", minimum=1, maximum=65_535)] = 9090
+    audit_log: Annotated[
+        str, Setting("text", "The file that every change made through the API is appended to; a relative path starts beside a store that is a file")
+    ] = "taskmill-audit.jsonl"
+    allowed_origins: Annotated[str, Setting("text", "Origins beside its own from which pages in a browser may open /ws, separated by commas")] = ""
+    server: Annotated[str, Setting("text", "The URL of the API that a client calls")] = "http://127.0.0.1:8080"
+    tls_cert: Annotated[str | None, Setting("text", "The server's certificate, a PEM file; with `tls_key`, REST and gRPC are served over TLS")] = None
+    tls_key: Annotated[str | None, Setting("text", "The key of `tls_cert`, a PEM file without a password")] = None
+    tls_client_ca: Annotated[
+        str | None, Setting("text", "A PEM file with the authority that signs the clients' certificates; only clients that show one are let in (mTLS)")
+    ] = None
     api_key: Annotated[Secret | None, Setting("secret", "The key that the command line and the client show to the API")] = None
     log_level: Annotated[str, Setting("choice", "The least important log lines that are written", choices=("debug", "info", "warning", "error"))] = "info"
+    log_format: Annotated[str, Setting("choice", "How log lines are written: for people, or one JSON object a line", choices=("text", "json"))] = "text"
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -466,6 +479,8 @@ def _check(settings: Settings, given: Mapping[str, _Given]) -> None:
     )
     need(settings.remote_lease >= settings.lease, "remote_lease", "lease", f"a remote lease of {remote} is shorter than a lease of {lease}", "at least lease")
     need(settings.port != settings.grpc_port, "grpc_port", "port", f"port and grpc_port are both {settings.port}", "give them different ports")
+    need((settings.tls_cert is None) == (settings.tls_key is None), "tls_cert", "tls_key", "a certificate goes with its key", "set tls_cert and tls_key")
+    need(settings.tls_client_ca is None or settings.tls_cert is not None, "tls_client_ca", "tls_cert", "mTLS needs TLS", "set tls_cert and tls_key too")
     alone = engine_kind(settings.url) == "sqlite"
     need(not (alone and settings.durability == "replicated"), "durability", "url", "SQLite has no replicas", "durability is fsync or local there")
 
@@ -481,6 +496,16 @@ def _exposed(path: Path | None, given: Mapping[str, _Given], settings: Settings)
 
 
 # The URL
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def engine_kind(url: str | Secret) -> EngineKind:

@@ -22,7 +22,7 @@ from taskmill.task import NewTask, TypeSettings, resolve
 if TYPE_CHECKING:
     from taskmill.tasks import Call, TaskType
 
-__all__ = ["Declared", "settings_of"]
+__all__ = ["Declared", "own_fields", "settings_of"]
 
 R = TypeVar("R")
 
@@ -97,10 +97,10 @@ class Declared:
                 field="tx",
                 hint="begin it with app.transaction(), or start a worker first",
             )
-        return call.with_fields({**_own_fields(call.new(), settings), **call.fields})
+        return call.with_fields({**own_fields(call.new(), settings), **call.fields})
 
 
-def _own_fields(new: NewTask, settings: TypeSettings) -> dict[str, Any]:
+def own_fields(new: NewTask, settings: TypeSettings) -> dict[str, Any]:
     """What a new task can carry of its type's settings by itself."""
     found = resolve(new, settings)
     return {

@@ -1,4 +1,4 @@
-"""The contract between Taskmill and a store: 35 verbs, each one atomic step, batched, safe to repeat.
+"""The contract between Taskmill and a store: 36 verbs, each one atomic step, batched, safe to repeat.
 
 An engine makes transitions and keeps promises; it has no policy. When to retry, what a saga does next, when cron fires are pure
 functions above it. What an engine lacks is said in `Engine.features`, never made up for in silence.
@@ -163,6 +163,9 @@ class Claimed(Struct, frozen=True, gc=False):
     signals: tuple[Signal, ...]
     results: tuple[EdgeResult, ...]
     """The edges of this task, the first 1,000; `edges` shows the rest."""
+    ready_at: int = 0
+    """Since when it could have been claimed; one that was released or lost keeps its age, and so its place."""
+    idempotency_key: str | None = None
 
 
 class Claim(Struct, frozen=True):
@@ -549,6 +552,9 @@ class Engine(Protocol):
 
     async def resign(self, term: Term) -> None:
         """The term ends now; another may begin at once."""
+
+    async def leaders(self, roles: Sequence[str]) -> tuple[Term, ...]:
+        """The terms that run now, of these roles; nobody begins one by asking."""
 
     async def fire(self, schedule: str, version: int, tasks: Sequence[NewTask], next_at: int | None, term: Term) -> Fired:
         """The schedule's tasks exist, once each by id, and it is advanced; refused when its version or the term is old."""

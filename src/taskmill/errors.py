@@ -5,6 +5,8 @@
     │   ├── InvalidPayload      422                       not JSON that every engine can hold
     │   ├── InvalidSettings     422                       a setting, its source and its remedy
     │   └── AppError            422                       an app that cannot be used: its file, its declarations
+    ├── Unauthenticated         401  UNAUTHENTICATED      no API key, or one that is not known
+    ├── Forbidden               403  PERMISSION_DENIED    the key is known and may not do this
     ├── NotFound                404  NOT_FOUND            no such task, schedule, limit, …
     ├── Expired                 410  NOT_FOUND            it was here; its record is gone, its final state is known
     │   └── ResultExpired       410  NOT_FOUND            the task has ended, its result is no longer kept
@@ -32,6 +34,7 @@ __all__ = [
     "AppError",
     "Conflict",
     "Expired",
+    "Forbidden",
     "InvalidInput",
     "InvalidPayload",
     "InvalidSettings",
@@ -46,6 +49,7 @@ __all__ = [
     "TaskCancelled",
     "TaskFailed",
     "TaskmillError",
+    "Unauthenticated",
     "WrongStore",
 ]
 
@@ -106,6 +110,22 @@ class AppError(InvalidInput):
     code = "invalid_app"
 
 
+class Unauthenticated(TaskmillError):
+    """No API key, or one that is not known."""
+
+    code = "unauthenticated"
+    status = 401
+    grpc = "UNAUTHENTICATED"
+
+
+class Forbidden(TaskmillError):
+    """The API key is known and may not do this."""
+
+    code = "forbidden"
+    status = 403
+    grpc = "PERMISSION_DENIED"
+
+
 class NotFound(TaskmillError):
     """There is no such thing."""
 
@@ -136,6 +156,8 @@ class Conflict(TaskmillError):
     code = "conflict"
     status = 409
     grpc = "FAILED_PRECONDITION"
+    state: str | None = None
+    """Where the task is, where it is about one."""
 
 
 class StaleLease(Conflict):
@@ -165,6 +187,8 @@ class RateLimited(TaskmillError):
     code = "rate_limited"
     status = 429
     grpc = "RESOURCE_EXHAUSTED"
+    retry_after: int | None = None
+    """Microseconds after which it may be tried again, where that is known."""
 
 
 class Reason(Protocol):

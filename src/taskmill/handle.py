@@ -3,7 +3,8 @@
     handle = await send_welcome.submit(42)
     print(await handle.result(timeout="30s"))        # or TaskFailed, TaskCancelled, ResultTimeout, ResultExpired
 
-A handle keeps nothing but the id and, where the type is known, how its result is read; it may be thrown away and made again by `app.handle(id)`.
+A handle keeps nothing but the id and, where the type is known, how its result is read; it may be thrown away and made again by `app.handle(id)`. It is the same
+for an App, which asks its store, and for a Client, which asks a server.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from taskmill.errors import Expired, ResultExpired, ResultTimeout, TaskCancelled
 from taskmill.task import Progress, State, Task
 
 if TYPE_CHECKING:
-    from taskmill.app import App
+    from taskmill.home import Verbs
+    from taskmill.submitting import Submitter
     from taskmill.sync import SyncHandle
 
 __all__ = ["Handle"]
@@ -31,7 +33,9 @@ class Handle(Generic[R]):
 
     __slots__ = ("_app", "_read", "id", "submitted", "type")
 
-    def __init__(self, app: App, id: str, type: str | None = None, read: Callable[[bytes], object] = codec.decode, submitted: Submitted | None = None) -> None:
+    def __init__(
+        self, app: Submitter[Any], id: str, type: str | None = None, read: Callable[[bytes], object] = codec.decode, submitted: Submitted | None = None
+    ) -> None:
         self._app = app
         self._read = read
         self.id = id
@@ -93,13 +97,15 @@ class Handle(Generic[R]):
             return State(state)
 
     async def _task(self) -> Task:
-        return await self._app.operations.get(self.id)
+        verbs: Verbs = self._app.operations
+        return await verbs.get(self.id)
 
     async def _progress(self) -> Progress | None:
         return (await self._task()).progress
 
     async def _wait(self, timeout: int | None) -> State | None:
-        return (await self._app.operations.wait([self.id], timeout)).get(self.id)
+        verbs: Verbs = self._app.operations
+        return (await verbs.wait([self.id], timeout)).get(self.id)
 
     async def _cancel(self) -> bool:
         tally = await self._app.operations.cancel([Target(self.id)])

@@ -13,9 +13,10 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import ContextVar, Token, copy_context
 from itertools import chain
+from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
     from taskmill.context import Context
     from taskmill.engine import Transaction
     from taskmill.handle import Handle
+    from taskmill.submitting import Submitter
     from taskmill.tasks import Call, TaskType
 
-__all__ = ["Door", "SyncApp", "SyncContext", "SyncHandle", "SyncTask", "SyncTransaction", "check_blocking", "check_loop", "run_here"]
+__all__ = ["Door", "SyncApp", "SyncContext", "SyncHandle", "SyncSubmitter", "SyncTask", "SyncTransaction", "check_blocking", "check_loop", "run_here"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -90,11 +92,11 @@ class Door:
         """The end of what `make` makes, on the loop `home` if it runs, else on the door's own."""
         check_blocking(verb)
         loop = home if home is not None and home.is_running() else self._own()
-        future = asyncio.run_coroutine_threadsafe(_made(make), loop)
+        errand = _Errand(loop, make)
         try:
-            return future.result()
+            return errand.done()
         except BaseException:
-            future.cancel()  # Ctrl-C here ends it there; one that has ended is left as it is
+            errand.cancel()  # Ctrl-C here ends it there; one that has ended is left as it is
             raise
 
     def _own(self) -> asyncio.AbstractEventLoop:
@@ -116,6 +118,39 @@ class Door:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
         loop.close()
+
+
+class _Errand(Generic[T]):
+    """Something that another thread's loop does for this one, which waits in C.
+
+    A future of `concurrent.futures` waits behind a lock in Python: a signal that meets it in the wrong instruction leaves that locked, and whoever touches the
+    future afterwards, the loop among them, stands still for good.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._loop = loop
+        self._make = make
+        self._ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()
+        self._task: asyncio.Task[T] | None = None
+        self._wanted = True
+
+    def done(self) -> T:
+        self._loop.call_soon_threadsafe(self._begin)
+        return self._ended.get().result()
+
+    def cancel(self) -> None:
+        with suppress(RuntimeError):  # its loop is closed
+            self._loop.call_soon_threadsafe(self._give_up)
+
+    def _begin(self) -> None:
+        if self._wanted:
+            self._task = self._loop.create_task(_made(self._make))
+            self._task.add_done_callback(self._ended.put)
+
+    def _give_up(self) -> None:
+        self._wanted = False
+        if self._task is not None:
+            self._task.cancel()
 
 
 async def _made(make: Callable[[], Awaitable[T]]) -> T:
@@ -181,7 +216,7 @@ class SyncHandle(Generic[R]):
 
     __slots__ = ("_app", "_handle", "id", "type")
 
-    def __init__(self, app: App, handle: Handle[R]) -> None:
+    def __init__(self, app: Submitter[Any], handle: Handle[R]) -> None:
         self._app = app
         self._handle = handle
         self.id = handle.id
@@ -214,7 +249,7 @@ class SyncTask(Generic[P, R]):
 
     __slots__ = ("_app", "_call", "_name")
 
-    def __init__(self, name: str, call: Callable[P, Call[R]], app: Callable[[], App]) -> None:
+    def __init__(self, name: str, call: Callable[P, Call[R]], app: Callable[[], Submitter[Any]]) -> None:
         self._name = name
         self._call = call
         self._app = app
@@ -225,19 +260,22 @@ class SyncTask(Generic[P, R]):
         return self._app().sync.submit(self._call(*args, **kwargs))
 
 
-class SyncApp:
-    """The app's own verbs, blocking."""
+class SyncSubmitter:
+    """The verbs of an app or a client, blocking."""
 
     __slots__ = ("_app",)
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: Submitter[Any]) -> None:
         self._app = app
 
+    def _verb(self, name: str) -> str:
+        return f"{self._app.word}.sync.{name}()"
+
     def open(self) -> None:
-        self._app.block("app.sync.open()", self._app.open)
+        self._app.block(self._verb("open"), self._app.open)
 
     def close(self) -> None:
-        self._app.block("app.sync.close()", self._app.close)
+        self._app.block(self._verb("close"), self._app.close)
         self._app.door.close()
 
     @overload
@@ -247,17 +285,28 @@ class SyncApp:
     @overload
     def submit(self, task: str, payload: object = None, /, **options: Any) -> SyncHandle[Any]: ...
     def submit(self, task: Call[Any] | TaskType[..., Any, Any] | str, payload: object = None, /, **options: Any) -> SyncHandle[Any]:
-        return _submitted(self._app, "app.sync.submit()", self._app.call_with(task, payload, options), self._app.block)
+        return _submitted(self._app, self._verb("submit"), self._app.call_with(task, payload, options), self._app.block)
 
     def submit_many(self, calls: Iterable[Call[R]]) -> list[SyncHandle[R]]:
-        check_blocking("app.sync.submit_many()")
+        verb = self._verb("submit_many")
+        check_blocking(verb)
         waiting = iter(calls)
         first = next(waiting, None)
         if first is None:
             return []
         many = (_inner(call) for call in chain([first], waiting))
-        handles = _block_of(self._app, first.tx, self._app.block)("app.sync.submit_many()", lambda: self._app.submit_calls(many))
+        handles = _block_of(self._app, first.tx, self._app.block)(verb, lambda: self._app.submit_calls(many))
         return [SyncHandle(self._app, handle) for handle in handles]
+
+    def handle(self, id: str) -> SyncHandle[Any]:
+        return SyncHandle(self._app, self._app.handle(id))
+
+
+class SyncApp(SyncSubmitter):
+    """The app's own verbs, blocking."""
+
+    __slots__ = ()
+    _app: App
 
     def transaction(self) -> SyncTransaction:
         return SyncTransaction("app.sync.transaction()", self._app.transaction, self._app.block)
@@ -265,9 +314,6 @@ class SyncApp:
     def inbox(self, tx: Any, source: str, message_id: str) -> bool:
         inner = tx.inner if isinstance(tx, SyncTransaction) else tx
         return _block_of(self._app, tx, self._app.block)("app.sync.inbox()", lambda: self._app.inbox(inner, source, message_id))
-
-    def handle(self, id: str) -> SyncHandle[Any]:
-        return SyncHandle(self._app, self._app.handle(id))
 
 
 class SyncContext:
@@ -308,12 +354,12 @@ class SyncContext:
 # In a transaction
 
 
-def _submitted(app: App, verb: str, call: Call[R], block: Block) -> SyncHandle[R]:
+def _submitted(app: Submitter[Any], verb: str, call: Call[R], block: Block) -> SyncHandle[R]:
     inner = _inner(call)
     return SyncHandle(app, _block_of(app, call.tx, block)(verb, lambda: app.submit_call(inner)))
 
 
-def _block_of(app: App, tx: object, block: Block) -> Block:
+def _block_of(app: Submitter[Any], tx: object, block: Block) -> Block:
     """A connection of the caller's own is used on the caller's thread; the store's own is on its loop."""
     return block if tx is None or isinstance(tx, SyncTransaction) else app.block_here
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from taskmill.app import App
     from taskmill.engine import Durability, Transaction
     from taskmill.handle import Handle
+    from taskmill.submitting import Submitter
 
 __all__ = ["Call", "Options", "TaskType", "Tasks"]
 
@@ -134,7 +135,7 @@ class TaskType(Generic[P, R, C]):
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Handle[R]]:
         """Submit it to run on some worker; the answer is a handle."""
         check_loop(f"{self.name}.submit()")
-        return self.app.submit_call(self.call(*args, **kwargs))
+        return self.owner.submitter().submit_call(self.call(*args, **kwargs))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The same as a value, for `app.submit_many` and `ctx.submit`."""
@@ -151,7 +152,7 @@ class TaskType(Generic[P, R, C]):
     @property
     def sync(self) -> SyncTask[P, R]:
         """For callers without an event loop: `send_welcome.sync.submit(42).result()`."""
-        return SyncTask(self.name, self.call, lambda: self.app)
+        return SyncTask(self.name, self.call, self.owner.submitter)
 
 
 class Options(Generic[P, R]):
@@ -166,7 +167,7 @@ class Options(Generic[P, R]):
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Handle[R]]:
         """Submit it with these options."""
         check_loop(f"{self.task_type.name}.options(…).submit()")
-        return self.task_type.app.submit_call(self.call(*args, **kwargs))
+        return self.task_type.owner.submitter().submit_call(self.call(*args, **kwargs))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The same as a value."""
@@ -175,7 +176,7 @@ class Options(Generic[P, R]):
     @property
     def sync(self) -> SyncTask[P, R]:
         """For callers without an event loop."""
-        return SyncTask(f"{self.task_type.name}.options(…)", self.call, lambda: self.task_type.app)
+        return SyncTask(f"{self.task_type.name}.options(…)", self.call, self.task_type.owner.submitter)
 
 
 # Declaring
@@ -205,23 +206,40 @@ class Tasks:
         self.schedules: dict[str, Schedule] = {}
         self.limits: dict[str, bytes] = {}
         self._parent: Tasks | None = None
+        self._client: Submitter[Any] | None = None
 
     @property
     def app(self) -> App:
         """The app that includes these."""
         root = self.root()
         if root is None:
-            raise AppError("these tasks belong to no app yet", code="no_app", hint="app.include(tasks), in the file of the app")
+            raise AppError("these tasks belong to no app yet", code="no_app", hint="app.include(tasks) in the file of the app, or client.include(tasks)")
         return root
 
     def root(self) -> App | None:
         """The app, if there is one yet."""
         return None if self._parent is None else self._parent.root()
 
+    def submitter(self) -> Submitter[Any]:
+        """What these are submitted through: the app that includes them, or the client."""
+        if self._client is not None:
+            return self._client
+        return self.app if self._parent is None else self._parent.submitter()
+
+    def submit_through(self, client: Submitter[Any]) -> None:
+        """From here on these, and what they include, are submitted through a client; nobody runs them in this program."""
+        self._check_free()
+        self._client = client
+
+    def _check_free(self) -> None:
+        if self.root() is not None or self._parent is not None or self._client is not None:
+            raise AppError("these tasks are included already", code="included_twice", field="include", hint="include each Tasks once, and no App")
+
     def include(self, tasks: Tasks) -> None:
         """Make these declarations, and those that are still to come, part of this."""
-        if tasks is self or tasks.root() is not None or tasks._parent is not None:
-            raise AppError("these tasks are included already", code="included_twice", field="include", hint="include each Tasks once, and no App")
+        if tasks is self:
+            raise AppError("tasks cannot include themselves", code="included_twice", field="include", hint="include each Tasks once, and no App")
+        tasks._check_free()
         for kind in _KINDS:
             for name, value in getattr(tasks, kind).items():
                 self._add(kind, name, value)

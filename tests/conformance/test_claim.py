@@ -37,14 +37,32 @@ async def test_a_claimed_task_brings_all_its_handler_needs(engine: Engine, clock
         expires_at=clock.now() + HOUR,
         tenant="acme",
         headers={"traceparent": "00-1-2-01"},
+        idempotency_key="order-7",
         limits=("few",),
     )
     await submit(engine, given)
     [claimed] = await one.claim()
-    kept = ("id", "type", "queue", "payload", "priority", "retry", "timeout", "max_crashes", "expires_at", "tenant", "limits", "headers")
+    kept = ("id", "type", "queue", "payload", "priority", "retry", "timeout", "max_crashes", "expires_at", "tenant", "limits", "headers", "idempotency_key")
     assert {name: getattr(claimed, name) for name in kept} == {name: getattr(given, name) for name in kept}
     assert (claimed.failures, claimed.crashes, claimed.unwind, claimed.must_end, claimed.phase) == (0, 0, False, None, None)
     assert (dict(claimed.checkpoints), claimed.signals, claimed.results) == ({}, (), ())
+
+
+async def test_a_claimed_task_says_since_when_it_was_ready(engine: Engine, clock: ManualClock) -> None:
+    one = await worker(engine)
+    began = clock.now()
+    await submit(engine, new("later", delay=10 * SECOND))
+    clock.advance(15)
+    [delayed] = await one.claim()
+    assert delayed.ready_at == began + 10 * SECOND
+    await one.done(delayed, ending=Ending.RETRY, after=5 * SECOND)
+    clock.advance(7)
+    [again] = await one.claim()
+    assert (again.ready_at, again.claimed_at) == (began + 20 * SECOND, began + 22 * SECOND)
+    await one.done(again, ending=Ending.RELEASED)
+    clock.advance(1)
+    [released] = await one.claim()
+    assert released.ready_at == again.ready_at
 
 
 async def test_the_next_attempt_has_what_was_kept_before(engine: Engine) -> None:

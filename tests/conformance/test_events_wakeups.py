@@ -10,7 +10,7 @@ import pytest
 from taskmill.clock import ManualClock
 from taskmill.engine import Ending, Engine, Target
 from taskmill.events import Event, Kind
-from taskmill.task import Progress, State, new_id
+from taskmill.task import ErrorInfo, Progress, State, Unique, new_id
 from tests.conformance.tools import Store, new, record, step, submit, submit_many, submit_one, worker
 from tests.conformance.tools_b import Made, guarded, led, make
 
@@ -130,6 +130,71 @@ async def test_the_life_of_a_task_without_gaps(engine: Engine, store: Store, clo
         Kind.STARTED,
         Kind.COMPLETED,
     ]
+
+
+async def test_every_event_of_a_task_says_whose_it_is(engine: Engine, store: Store, clock: ManualClock) -> None:
+    """Type, queue and tenant: whoever passes events on needs to ask nobody for whom they are."""
+    other = await store.engine()
+    async with listening(engine) as listener:
+        id = await submit_one(other, tenant="shop")
+        hand = await worker(other)
+        claimed = await hand.claim_one()
+        await other.checkpoint([step(claimed, progress=Progress(0.5, "half")), step(claimed, "paid", 1)])
+        await hand.done(claimed, ending=Ending.SNOOZED)
+        await hand.done(await hand.claim_one(), ending=Ending.WAITING, signals=("go",))
+        await other.signal(id, "go", b"1", new_id())
+        await hand.done(await hand.claim_one(), ending=Ending.WAITING, deadline=1_000_000)
+        clock.advance(2)
+        await other.recover_lost()
+        await hand.done(await hand.claim_one(), ending=Ending.RELEASED)
+        await hand.claim_one()
+        await other.cancel([Target(id)])
+        await hand.finish(*hand.held.values(), ending=Ending.CANCELLED)
+        await other.requeue([Target(id)])
+        await other.cancel([Target(id)])
+        await other.delete([Target(id)])
+        await listener.until(Kind.DELETED, id)
+    heard = [event for event in listener.heard if event.subject == id]
+    assert {Kind.PROGRESS, Kind.SNOOZED, Kind.WAITING, Kind.SIGNALLED, Kind.READY, Kind.CANCELLING, Kind.CANCELLED} <= {event.kind for event in heard}
+    assert [event.version for event in heard] == list(range(1, len(heard) + 1))
+    for event in heard:
+        assert (event.data["type"], event.data["queue"], event.data["tenant"]) == ("work", "default", "shop"), event
+    assert {event.data.get("checkpoint") for event in heard if event.kind is Kind.PROGRESS} == {None, "paid"}
+
+
+async def test_a_replaced_task_says_whose_it_is(engine: Engine, store: Store) -> None:
+    other = await store.engine()
+    async with listening(engine) as listener:
+        unique = Unique("one", on_conflict="replace")
+        id = await submit_one(other, tenant="shop", unique=unique)
+        await other.submit([new(2, tenant="shop", unique=unique)])
+        told = await listener.until(Kind.REPLACED, id)
+    assert told.data == {"type": "work", "queue": "default", "tenant": "shop"}
+
+
+async def test_the_end_of_an_attempt_says_which_and_how_long(engine: Engine, store: Store, clock: ManualClock) -> None:
+    other = await store.engine()
+    hand = await worker(other)
+    async with listening(engine) as listener:
+        id = await submit_one(other)
+        for ending in (Ending.RETRY, Ending.CRASHED, Ending.DEAD):
+            claimed = await hand.claim_one()
+            clock.advance(2)
+            await hand.beat()
+            await hand.done(claimed, ending=ending, started_after=500_000, **({"error": ErrorInfo("broke", "")} if ending is Ending.CRASHED else {}))
+        await other.requeue([Target(id)])
+        claimed = await hand.claim_one()
+        clock.advance(1)
+        await hand.done(claimed)
+        await listener.until(Kind.COMPLETED, id)
+    ends = [event for event in listener.heard if "duration" in event.data]
+    assert [(event.kind, event.data["attempt"], event.data.get("error")) for event in ends] == [
+        (Kind.RETRYING, 1, "oops"),
+        (Kind.READY, 2, "broke"),
+        (Kind.DEAD, 3, "oops"),
+        (Kind.COMPLETED, 4, None),
+    ]
+    assert [ends[n].data["duration"] for n in (0, 2, 3)] == [1_500_000, 1_500_000, 1_000_000]
 
 
 async def test_the_ends_that_nobody_worked_for(engine: Engine, store: Store) -> None:

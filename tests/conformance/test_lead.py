@@ -32,6 +32,32 @@ async def test_roles_are_led_apart(engine: Engine) -> None:
     assert await engine.lead("schedules", "bob") is None
 
 
+async def test_who_leads_is_told_to_whoever_asks(engine: Engine, store: Store, clock: ManualClock) -> None:
+    other = await store.engine()
+    assert await other.leaders(["schedules", "pruning"]) == ()
+    first, second = await led(engine, "schedules", "ann"), await led(engine, "pruning", "bob")
+    assert await other.leaders(["schedules", "pruning", "outbox"]) == (first, second)
+    assert await other.leaders(["pruning"]) == (second,)
+    await engine.resign(first)
+    assert await other.leaders(["schedules", "pruning"]) == (second,)
+
+
+async def test_a_silent_leader_leads_no_more(engine: Engine, clock: ManualClock) -> None:
+    term = await led(engine, "schedules", "ann")
+    clock.advance("3900ms")
+    assert await engine.leaders(["schedules"]) == (term,)
+    clock.advance("200ms")
+    assert await engine.leaders(["schedules"]) == ()
+    assert await engine.leaders(["schedules"]) == ()
+    successor = await led(engine, "schedules", "bob")
+    assert await engine.leaders(["schedules"]) == (successor,)
+
+
+async def test_asking_who_leads_begins_no_term(engine: Engine) -> None:
+    assert await engine.leaders(["schedules"]) == ()
+    assert (await led(engine, "schedules", "ann")).number == 1
+
+
 async def test_a_silent_leader_is_replaced(engine: Engine, store: Store, clock: ManualClock) -> None:
     other = await store.engine()
     term = await led(engine, "schedules", "ann")

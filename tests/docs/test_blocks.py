@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -27,7 +28,7 @@ from taskmill.loading import load
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "examples" / "README.md", *(ROOT / "docs").rglob("*.md")])
-TESTED_ELSEWHERE = {"docs/engines/sqlite.md", "docs/guides/testing.md"}
+TESTED_ELSEWHERE = {"docs/api/grpc.md", "docs/guides/client.md", "docs/engines/sqlite.md", "docs/guides/testing.md"}
 ON_POSTGRES = {"docs/guides/transactions.md"}
 PATIENCE = 60
 
@@ -170,10 +171,12 @@ def same(shown: str, said: str) -> bool:
     return [IDS.sub("ID", line).split() for line in shown.splitlines()] == [IDS.sub("ID", line).split() for line in said.splitlines()]
 
 
+@pytest.mark.usefixtures("curl")
 def test_the_first_five_minutes_of_the_readme(tmp_path: Path) -> None:
     """Typed as they stand there; `taskmill dev` in a terminal of its own, the Python into the files that the text names."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TASKMILL_")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    environment["TASKMILL_PORT"] = str(free_port())
     folder, said, python = tmp_path, "", 0
     dev: subprocess.Popen[bytes] | None = None
     err = b""
@@ -183,7 +186,7 @@ def test_the_first_five_minutes_of_the_readme(tmp_path: Path) -> None:
                 dev = subprocess.Popen(["bash", "-c", f"exec {block}"], cwd=folder, env=environment, stderr=subprocess.PIPE)
                 _until_up(dev)
             elif language == "sh":
-                said = shell(block, folder, environment)
+                said = shell(block.replace(":8080", f":{environment['TASKMILL_PORT']}"), folder, environment)
                 folder = tmp_path / "shop" if "cd shop" in block else folder
             elif language == "text":
                 assert same(block, said), (block, said)
@@ -204,9 +207,17 @@ def test_the_first_five_minutes_of_the_readme(tmp_path: Path) -> None:
     assert (dev.returncode, b"Traceback" in err) == (0, False)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def _until_up(dev: subprocess.Popen[bytes]) -> None:
     assert dev.stderr is not None
+    missing = {b"taskmill is up", b"the API is at"}
     for line in dev.stderr:
-        if b"taskmill is up" in line:
+        missing -= {words for words in missing if words in line}
+        if not missing:
             return
     raise AssertionError("taskmill dev ended")

@@ -60,6 +60,16 @@ EXAMPLES = {
     ],
     "transactions.py": ["order 2 is rolled back: an order has a price", "orders: [1]", "tasks: 1; invoice of order 1 is sent"],
     "progress.py": ["pack was done in attempt 1", "drive was done in attempt 1", "unpack is done in attempt 2", "progress: 100%, unpack is done"],
+    "live_events.py": ["1 task.submitted", "4 task.failed 1 RuntimeError", "4 task.retrying 1 RuntimeError", "7 task.completed 2", "a carrot cake"],
+    "remote_client.py": [
+        "result: sent to 42",
+        "together: 200 tasks, the last sent to 199",
+        "one key, one task: True",
+        "the task is dead: failed: there is no user -1",
+        "a task that never was: not_found",
+        "this key may not read",
+        "in all: 204",
+    ],
     "sync_callers.py": ["result: cat.png.small", "many: ['0.png.small', '1.png.small', '2.png.small']", "with options: dog.png.small"],
     "isolated.py": [
         "3245 primes, counted in a process of its own: True",
@@ -71,6 +81,13 @@ EXAMPLES = {
         "result: Receipt(total=Decimal('100.00'), city='Lyon', day=datetime.date(2030, 1, 31))",
         "refused at once: items[0]",
         "a wrong payload from elsewhere: invalid_arguments, dead after 1 attempt",
+    ],
+    "tracing.py": [
+        "order 7 is confirmed",
+        "the handler ran in the same trace: True",
+        "so did the task that it submitted: True",
+        "spans of this process: send mail, POST /orders",
+        "the task carries: traceparent",
     ],
     "lifespan.py": ["lamp: 1990", "used: [1, 2, 3]", "this process has made nothing: {}", "closed"],
 }

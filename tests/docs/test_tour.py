@@ -63,6 +63,7 @@ def test_every_sample_ends_as_it_should(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("curl")
 def test_the_commands_it_shows_work_and_sigterm_ends_it(tmp_path: Path) -> None:
     with tour(tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         said = lines_until(process, "dead       refund")
@@ -72,6 +73,12 @@ def test_the_commands_it_shows_work_and_sigterm_ends_it(tmp_path: Path) -> None:
             if not ENDLESS & set(command):
                 done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=30, check=False)
                 assert done.returncode == 0, (command, done.stderr)
+        requests = [shlex.split(line) for line in said if line.startswith("  curl ")]
+        assert len(requests) >= 3
+        for request in requests:
+            if not request[-1].endswith("/events"):
+                done = subprocess.run([*request, "--fail"], cwd=tmp_path, capture_output=True, timeout=30, check=False)
+                assert done.returncode == 0, (request, done.stdout)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, b"")

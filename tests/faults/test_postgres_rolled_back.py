@@ -41,7 +41,8 @@ BEGIN
     RAISE EXCEPTION 'others were in the way' USING ERRCODE = CASE WHEN nextval('public.failed') % 2 = 0 THEN '40001' ELSE '40P01' END;
   END IF;
   RETURN NULL;
-END $$;
+END $$"""
+TRIGGERS = """
 CREATE TRIGGER fail AFTER INSERT OR UPDATE OR DELETE ON taskmill.task FOR EACH STATEMENT EXECUTE FUNCTION public.fail(0.03);
 CREATE CONSTRAINT TRIGGER fail_late AFTER INSERT ON taskmill.body DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.fail(0.02);
 CREATE CONSTRAINT TRIGGER fail_late AFTER INSERT OR UPDATE ON taskmill.workers DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.fail(0.2);
@@ -56,6 +57,8 @@ async def failures(tmp_path: Path, url: str, n: int) -> None:
         await session.execute(f"ALTER DATABASE {name_of(url)} SET default_transaction_isolation = 'serializable'")
         async with at_work(url, history) as programs:
             await session.execute(FAULTS)
+            for trigger in TRIGGERS.split(";"):  # one table at a time: those at work lock them in an order of their own
+                await session.execute(trigger)
             await Growing(history).completed(n)
         assert await session.fetchval("SELECT last_value FROM public.failed") > n // 10
     recorded = await judged(url, history, programs)

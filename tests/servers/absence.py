@@ -12,7 +12,15 @@ from tests.servers.programs import Absent
 
 __all__ = ["Absence", "skip"]
 
-WHAT = {"PostgreSQL": "tests of its engine", "PgBouncer": "tests behind it", "Redis": "tests of its engine"}
+WHAT = {
+    "PostgreSQL": "tests of its engine",
+    "PgBouncer": "tests behind it",
+    "Redis": "tests of its engine",
+    "Node.js": "tests of the worker in TypeScript",
+    "promtool": "checks of alerts",
+    "Go": "tests of the worker in Go",
+    "curl": "sessions of the documents",
+}
 MIDDLE = " is not installed; "
 
 

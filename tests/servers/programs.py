@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FOLDERS", "OLDEST", "Absent", "account", "free_port", "pgbouncer", "postgres", "redis"]
+__all__ = ["FOLDERS", "OLDEST", "Absent", "account", "free_port", "pgbouncer", "postgres", "promtool", "redis"]
 
 FOLDERS = "TASKMILL_TEST_PROGRAMS"
 """Folders to look in instead of PATH and Debian's own, separated as in PATH."""
@@ -51,6 +51,22 @@ def redis(folders: str | None = None) -> Path:
     if path is None:
         raise Absent("Redis", "apt-get install redis-server, or set TASKMILL_TEST_REDIS")
     return Path(path)
+
+
+def promtool(folders: str | None = None) -> Path:
+    """Of Prometheus: it checks rules and tests alerts."""
+    path = shutil.which("promtool", path=os.pathsep.join(map(str, _folders(folders))))
+    if path is None:
+        raise Absent("promtool", "apt-get install prometheus")
+    return Path(path)
+
+
+def npm(folders: str | None = None) -> Path:
+    """With Node.js beside it."""
+    found = [shutil.which(name, path=os.pathsep.join(map(str, _folders(folders)))) for name in ("npm", "node")]
+    if found[0] is None or found[1] is None:
+        raise Absent("Node.js", "apt-get install nodejs npm, version 20 or newer")
+    return Path(found[0])
 
 
 def _folders(folders: str | None) -> Iterator[Path]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.surfaces.bad_http import Server, serving, upgraded
 from tests.surfaces.cli_tools import Cli
 
 
@@ -16,3 +18,11 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     return Cli(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`taskmill api` over a store of its own, without keys; its log has no traceback when it ends."""
+    folder = tmp_path_factory.mktemp("server")
+    with serving(upgraded(f"sqlite:///{folder}/store.db"), folder) as running:
+        yield running

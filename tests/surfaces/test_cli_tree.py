@@ -11,10 +11,10 @@ import pytest
 
 from taskmill.cli import main, program
 
-DESTRUCTIVE = {"cancel", "requeue", "delete", "purge", "stop"}
+DESTRUCTIVE = {"cancel", "requeue", "delete", "purge", "revoke", "stop"}
 READS = {"list", "get", "attempts", "wait", "tail", "next", "show", "plan", "sql", "verify", "check", "version"}
-WRITES = {"submit", "put", "pause", "resume", "trigger", "quiet", "upgrade", "init"}
-OF_OTHERS = {"worker", "up", "dev", "scheduler", "bench"}
+WRITES = {"create", "submit", "put", "pause", "resume", "trigger", "quiet", "upgrade", "init"}
+OF_OTHERS = {"api", "bench", "dev", "kit", "scheduler", "up", "worker"}
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:

@@ -197,6 +197,14 @@ async def test_what_children_count_is_told(running: Running) -> None:
     assert running.supervisor.engine is not None
     await running.supervisor.engine.submit([NewTask(type="fail", payload=b"{}")])
     await until(running.probes, "/metrics", b'taskqueue_task_retries_total{type="fail"}')
+    await until(running.probes, "/metrics", b'taskqueue_time_in_queue_seconds_count{type="fail"}')
+
+
+async def test_calls_of_children_to_the_store_are_told(running: Running) -> None:
+    assert running.supervisor.engine is not None
+    await running.supervisor.engine.submit([NewTask(type="fail", payload=b"{}")])
+    await until(running.probes, "/metrics", b'taskqueue_engine_call_duration_seconds_count{engine="sqlite",verb="finish"}')
+    await until(running.probes, "/metrics", b'taskqueue_engine_call_duration_seconds_count{engine="sqlite",verb="claim"}')
 
 
 # Alive, ready

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import subprocess
@@ -20,9 +19,9 @@ import pytest
 from taskmill import App, Call, Context, Handle, Retry, State, TaskType
 from taskmill.clock import MINUTE, SECOND, ManualClock
 from taskmill.declared import settings_of
-from taskmill.engine import Filter, Joining
+from taskmill.engine import Joining
 from taskmill.engines import create
-from taskmill.errors import AppError, Conflict, InvalidInput, InvalidPayload, InvalidSettings, NotFound, RateLimited, StoreError, WrongStore
+from taskmill.errors import AppError, InvalidInput, InvalidSettings, StoreError, WrongStore
 from taskmill.task import TypeSettings, new_id
 
 
@@ -262,83 +261,12 @@ def test_the_public_names_are_there() -> None:
 # Submitting
 
 
-async def test_a_submit_is_what_the_call_says(app: App) -> None:
-    task = await (await of(app, "send_welcome").submit(42)).task()
-    assert (task.type, task.queue, task.payload, task.limits, task.timeout, task.retry) == (
-        "send_welcome",
-        "mail",
-        b'{"user_id":42}',
-        ("send_welcome",),
-        30 * SECOND,
-        Retry.fixed("2s"),
-    )
-
-
 async def test_options_reach_the_task(app: App) -> None:
     options = of(app, "send_welcome").options(delay="10m", priority="high", tenant="acme", tags={"a": "b"}, expires="1h")
     task = await (await options.submit(42)).task()
     assert (task.state, task.priority, task.tenant, task.tags) == (State.SCHEDULED, 2, "acme", {"a": "b"})
     assert task.run_at - task.created_at == 10 * MINUTE
     assert task.expires_at is not None
-
-
-async def test_one_key_gives_one_task(app: App) -> None:
-    options = of(app, "add").options(idempotency_key="one")
-    first, second = await options.submit(1), await options.submit(1)
-    assert first == second
-    assert [handle.submitted.status for handle in (first, second) if handle.submitted] == ["created", "duplicate"]
-    with pytest.raises(Conflict) as caught:
-        await options.submit(2)
-    assert caught.value.task_id == first.id
-
-
-async def test_a_task_waits_for_others(app: App) -> None:
-    first = await of(app, "add").submit(1)
-    second = await of(app, "add").options(after=first, on_failure="ignore").submit(2)
-    assert await second.status() is State.WAITING
-    assert [edge.task for edge in await app.engine.edges(second.id)] == [first.id]
-
-
-async def test_many_in_order(app: App) -> None:
-    handles = await app.submit_many(of(app, "add").call(i) for i in range(2_500))
-    tasks = await app.engine.get([handle.id for handle in handles])
-    assert [json.loads(task.payload)["a"] for task in tasks if task is not None and hasattr(task, "payload")] == list(range(2_500))
-    assert await app.submit_many([]) == []
-
-
-async def test_one_refused_among_many_is_told_and_the_others_stand(app: App) -> None:
-    add = of(app, "add")
-    calls = [add.call(1), add.options(after=[new_id()]).call(2), add.call(3)]
-    with pytest.raises(NotFound) as caught:
-        await app.submit_many(calls)
-    assert (caught.value.code, caught.value.field) == ("unknown_edge", "edges")
-    assert await app.operations.count(Filter(types=frozenset({"add"}))) == 2
-
-
-async def test_by_name(app: App) -> None:
-    handle = await app.submit("add", {"a": 3}, delay="1m")
-    assert (await handle.task()).payload == b'{"a":3}'
-    foreign = await app.submit("of_another_program", [1, 2], queue="elsewhere")
-    assert (await foreign.task()).queue == "elsewhere"
-    assert (await (await app.submit(of(app, "add"), {"a": 3})).task()).payload == b'{"a":3}'
-    assert (await (await app.submit(of(app, "add").call(4))).task()).payload == b'{"a":4}'
-
-
-async def test_what_cannot_be_submitted(app: App) -> None:
-    submit: Any = app.submit
-    with pytest.raises(InvalidInput) as unknown:
-        await app.submit("of_nobody", {})
-    assert unknown.value.code == "unknown_type"
-    with pytest.raises(InvalidInput) as misspelt:
-        await submit("add", {}, dealy=3)
-    assert misspelt.value.hint == "did you mean delay?"
-    with pytest.raises(InvalidPayload) as wrong:
-        await app.submit(of(app, "add"), {"a": "text"})
-    assert wrong.value.field == "a"
-    with pytest.raises(InvalidInput, match="is no task"):
-        await submit(print, {})
-    with pytest.raises(InvalidInput, match="is not a name"):
-        await app.submit("No Type", {})
 
 
 def test_without_a_loop_a_submit_names_the_door(app: App) -> None:
@@ -439,15 +367,6 @@ async def test_what_an_operator_has_put_stands(app: App) -> None:
     await app.engine.put("type", "send_welcome", b'{"queue":"slow","priority":3}')
     task = await (await of(app, "send_welcome").submit(1)).task()
     assert (task.priority, task.limits, task.queue) == (3, (), "mail")
-
-
-async def test_a_limit_that_rejects(app: App) -> None:
-    @app.task(rate_limit="1/h", on_limit="reject")
-    def rare() -> None: ...
-
-    await rare.submit()
-    with pytest.raises(RateLimited):
-        await rare.submit()
 
 
 def test_joining(app: App) -> None:

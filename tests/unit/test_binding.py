@@ -420,3 +420,30 @@ def test_a_handler_whose_decorator_hides_that_it_is_async() -> None:
 
     with pytest.raises(InvalidPayload, match="hides that the handler is async"):
         Binding(takes_int).result(handler())
+
+
+# What is refused is not quoted
+
+
+def takes_word(value: Literal["a"]) -> None: ...
+def takes_color(value: Color) -> None: ...
+def takes_level(value: Level) -> None: ...
+def takes_person(value: Person) -> None: ...
+def takes_order(value: Order) -> None: ...
+
+
+@pytest.mark.parametrize("function", [takes_int, takes_word, takes_color, takes_level, takes_person, takes_order])
+@pytest.mark.parametrize("value", [b'"4111111"', b"4111111", b'{"name": "x", "born": "4111111"}', b'"x - at `$.4111111`"'])
+def test_a_value_that_is_refused_is_not_in_the_message(function: Callable[..., object], value: bytes) -> None:
+    try:
+        Binding(function).arguments(b'{"value": %b}' % value)
+    except InvalidPayload as error:
+        assert "4111111" not in str(error)
+        assert (error.field or "").startswith("value")
+
+
+def test_a_model_says_which_of_its_fields_is_wrong() -> None:
+    with pytest.raises(InvalidPayload) as refused:
+        Binding(takes_person).arguments(b'{"value": {"name": "x", "born": "spring"}}')
+    assert refused.value.field == "value"
+    assert "born: Input should be a valid date" in refused.value.message

@@ -343,3 +343,22 @@ def test_the_same_object_twice_is_not_a_cycle() -> None:
 def test_a_duplicate_among_many_keys_is_found_in_one_pass() -> None:
     text = "{" + ",".join(f'"k{number}":1' for number in range(50_000)) + ',"k49999":2}'
     assert '"k49999"' in refusal(lambda: codec.parse(text)).message
+
+
+def counted(value: object) -> int:
+    """How many values there are in one, itself among them."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(counted(item) for item in inner)
+
+
+@given(VALUES)
+def test_more_values_than_allowed_are_always_seen(value: object) -> None:
+    """Text may be taken for more than it has, by one for each container; never for less."""
+    data, number = json.dumps(value).encode(), counted(value)
+    assert number == 1 or codec.has_more_values(data, number - 1)
+    assert not codec.has_more_values(data, 2 * number + 1)
+
+
+@pytest.mark.parametrize("text", ['["a,b[c{d,,,"]', r'["\",,,\\",1]', r'["\\\\\",,,,,,,"]', '{"a,,,,":"{{{{"}'])
+def test_what_stands_in_texts_is_no_value(text: str) -> None:
+    assert not codec.has_more_values(text.encode(), 4)

@@ -10,7 +10,10 @@ import pytest
 from taskmill import errors
 from taskmill.errors import InvalidInput, InvalidPayload, StaleLease, TaskmillError
 
-GRPC_STATUS = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "ABORTED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED"}
+GRPC_STATUS = {
+    "ABORTED", "DEADLINE_EXCEEDED", "FAILED_PRECONDITION", "INTERNAL", "INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED",
+    "UNAUTHENTICATED", "UNAVAILABLE",
+}  # fmt: skip
 
 
 def _tree(kind: type[TaskmillError]) -> Iterator[type[TaskmillError]]:

@@ -16,9 +16,9 @@ from taskmill.engine import DEFAULT_RETENTION, Call, Ending, Engine, Item, Joini
 from taskmill.engines import create
 from taskmill.errors import Conflict, StaleTerm, StoreError
 from taskmill.schedule import Schedule, tasks_for
-from taskmill.task import NewTask, Priority, TypeSettings
+from taskmill.task import NewTask, Priority, TypeSettings, new_id
 from taskmill.telemetry import FRESH, METRICS, OTHERS, Metrics, Processes
-from taskmill.worker.stats import BUCKETS, Stats
+from taskmill.worker.stats import Stats
 from tests.surfaces.maintenance import schedule
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -49,7 +49,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def metrics(clock: ManualClock) -> Metrics:
-    return Metrics(BUCKETS, clock=clock)
+    return Metrics(clock=clock)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ async def join(engine: Engine, *types: str, worker: str = "w1") -> None:
 def test_the_names_of_the_metrics_are_well_formed_and_given_once() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names)
-    assert all(name.startswith("taskqueue_") for name in names)
+    assert [name for name in names if not name.startswith("taskqueue_")] == ["workers_total"]
     assert all(metric.name.endswith("_total") for metric in METRICS if metric.kind == "counter")
     assert all(metric.name.endswith("_seconds") for metric in METRICS if metric.kind == "histogram")
 
@@ -87,6 +87,7 @@ def test_the_names_of_the_metrics_are_well_formed_and_given_once() -> None:
         ("taskqueue_active_workers", set()),
         ("taskqueue_dlq_size", set()),
         ("taskqueue_workers_total", set()),
+        ("workers_total", set()),
     ],
 )
 def test_the_metrics_that_were_asked_for_are_there(name: str, labels: set[str]) -> None:
@@ -97,19 +98,22 @@ def test_the_metrics_that_were_asked_for_are_there(name: str, labels: set[str]) 
 
 async def test_every_metric_of_the_table_can_be_scraped(engine: Engine, metrics: Metrics) -> None:
     processes = Processes(states={"ready": 1}, concurrency=10, running=1, leases=2, memory=3, crashes=4)
-    watched = Metrics(BUCKETS, clock=engine.clock, processes=lambda: processes)
+    watched = Metrics(clock=engine.clock, processes=lambda: processes)
     engine = watched.watch(engine)
     await join(engine, "work")
     await engine.submit([NewTask(type="work")])
     with pytest.raises(StaleTerm):
         await engine.prune(10, Term("pruning", "nobody", 1))
     await fire(engine, "nightly")
+    await engine.finish([Outcome(task=new_id(), worker="w1", token=1, ending=Ending.COMPLETED)])
     term = await engine.lead("outbox", "me")
     assert term is not None
     await engine.outbox("archive", "", 10, term)
     stats = Stats()
     stats.count("work", Ending.RETRY, 1)
+    stats.lose("work")
     watched.ended(stats.take() or {})
+    watched.request("http", "/api/v1/tasks", "202", 900)
     scrape = await scraped(watched)
     for metric in METRICS:
         family = scrape.families[metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name]
@@ -189,9 +193,9 @@ async def test_who_is_deposed_leads_no_more(engine: Engine, metrics: Metrics, cl
 
 
 async def test_another_s_lead_is_not_ours(engine: Engine, metrics: Metrics) -> None:
-    other = Metrics(BUCKETS, clock=engine.clock)
+    other = Metrics(clock=engine.clock)
     await other.watch(engine).lead("outbox", "the other")
-    mine = Metrics(BUCKETS, clock=engine.clock)
+    mine = Metrics(clock=engine.clock)
     assert await mine.watch(engine).lead("outbox", "me") is None
     assert (await scraped(mine))("taskqueue_leader", role="outbox") == 0
 
@@ -289,7 +293,7 @@ async def test_endings_and_durations_of_children_add_up(metrics: Metrics) -> Non
 
 async def test_processes_are_told_as_they_are_now(clock: ManualClock) -> None:
     now = Processes(states={"starting": 0, "ready": 2, "draining": 1}, concurrency=30, running=4, leases=7, memory=1_000, crashes=3)
-    scrape = await scraped(Metrics(BUCKETS, clock=clock, processes=lambda: now))
+    scrape = await scraped(Metrics(clock=clock, processes=lambda: now))
     assert scrape("taskqueue_worker_processes", state="ready") == 2
     assert scrape("taskqueue_worker_concurrency") == 30
     assert scrape("taskqueue_worker_running") == 4
@@ -299,7 +303,7 @@ async def test_processes_are_told_as_they_are_now(clock: ManualClock) -> None:
 
 
 async def test_names_beyond_the_bound_are_counted_together(clock: ManualClock) -> None:
-    metrics = Metrics(BUCKETS, clock=clock, most_names=2)
+    metrics = Metrics(clock=clock, most_names=2)
     stats = Stats()
     for name in ("a", "b", "c", "d", "a"):
         stats.count(name, Ending.COMPLETED, 1)
@@ -335,8 +339,8 @@ async def test_depth_lag_and_dead_letters_of_queues(engine: Engine, metrics: Met
     assert scrape("taskqueue_queue_depth", queue="slow", priority="normal", state="scheduled") == 1
     assert scrape("taskqueue_dlq_size", queue="default") == 1
     assert scrape("taskqueue_dlq_size", queue="slow") == 0
-    assert scrape("taskqueue_no_worker_tasks", queue="slow") == 1
-    assert scrape("taskqueue_no_worker_tasks", queue="default") == 0
+    assert scrape("taskqueue_no_worker_tasks", queue="slow", type="other") == 1
+    assert scrape("taskqueue_no_worker_tasks", queue="default", type="work") == 0
     assert not [labels for labels in scrape.named("taskqueue_queue_depth") if labels["state"] == "dead"]
 
 
@@ -384,7 +388,7 @@ async def test_without_the_store_the_rest_is_told(engine: Engine, metrics: Metri
 
 
 async def test_two_of_them_do_not_know_each_other(clock: ManualClock) -> None:
-    first, second = Metrics(BUCKETS, clock=clock), Metrics(BUCKETS, clock=clock)
+    first, second = Metrics(clock=clock), Metrics(clock=clock)
     first.count("taskqueue_tasks_pruned_total", times=7)
     assert (await scraped(second))("taskqueue_tasks_pruned_total") == 0
     assert not [family for family in REGISTRY.collect() if family.name.startswith("taskqueue_")]

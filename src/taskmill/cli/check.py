@@ -7,8 +7,8 @@ import click
 from taskmill.cli.options import as_json, example, url
 from taskmill.cli.output import clean, print_json
 from taskmill.cli.store import place, run
-from taskmill.cli.views import finding_data
 from taskmill.engine import Finding
+from taskmill.views import finding_data
 
 __all__ = ["check"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from taskmill.cli.options import example
-from taskmill.cli.serving import serving_options
+from taskmill.cli.serving import up_options
 from taskmill.config import FILE_NAME
 
 __all__ = ["dev"]
@@ -28,7 +28,7 @@ _SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv", "build", "di
 
 @example("taskmill dev app.py")
 @click.command()
-@serving_options
+@up_options
 def dev(target: str, **options: Any) -> int:
     """Run an app, and again whenever its files change.
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import click
 
 from taskmill.cli.output import clean, note, print_json
-from taskmill.cli.views import task_data
 from taskmill.clock import format_duration
 from taskmill.errors import Expired
 from taskmill.operations import Operations
 from taskmill.task import State, Task, check_id
+from taskmill.views import task_data
 
 __all__ = ["end_of"]
 

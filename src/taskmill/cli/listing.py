@@ -10,11 +10,12 @@ import click
 
 from taskmill.cli.output import drawn, note, on_terminal, print_json, print_table
 from taskmill.cli.store import Place, run
-from taskmill.cli.views import TASK_COLUMNS, task_data, task_row
+from taskmill.cli.views import TASK_COLUMNS, task_row
 from taskmill.clock import SystemClock, rfc3339
 from taskmill.engine import Filter
 from taskmill.operations import Operations
 from taskmill.task import Task
+from taskmill.views import task_data
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

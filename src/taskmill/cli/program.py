@@ -24,6 +24,7 @@ USAGE = 2
 INTERRUPTED = 130
 
 COMMANDS = {
+    "api": LazyCommand("taskmill.cli.api", "api", "Serve a store over HTTP and gRPC."),
     "bench": LazyCommand("taskmill.cli.bench", "bench", "Measure submits, drains and waits on a store."),
     "check": LazyCommand("taskmill.cli.check", "check", "Say what the store cannot promise and what holds work up."),
     "config": LazyCommand("taskmill.cli.config", "config", "Show the settings in force."),
@@ -31,13 +32,15 @@ COMMANDS = {
     "dead": LazyCommand("taskmill.cli.dead", "dead", "Look at dead letters, run them again, throw them away."),
     "dev": LazyCommand("taskmill.cli.dev", "dev", "Run an app, and again whenever its files change."),
     "init": LazyCommand("taskmill.cli.init", "init", "Write an app to start from, and taskmill.toml."),
+    "key": LazyCommand("taskmill.cli.key", "key", "Make, list and revoke API keys."),
+    "kit": LazyCommand("taskmill.cli.kit", "kit", "Test workers in other languages against the protocol."),
     "queue": LazyCommand("taskmill.cli.queue", "queue", "List, pause, resume and purge queues."),
     "schedule": LazyCommand("taskmill.cli.schedule", "schedule", "List, put, pause and trigger schedules."),
     "scheduler": LazyCommand("taskmill.cli.scheduler", "scheduler", "Look after a store without running tasks."),
     "submit": LazyCommand("taskmill.cli.submit", "submit", "Submit a task by the name of its type."),
     "task": LazyCommand("taskmill.cli.task", "task", "Look at tasks, wait for them, follow them, change them."),
     "type": LazyCommand("taskmill.cli.type", "type_", "List, pause and resume types."),
-    "up": LazyCommand("taskmill.cli.up", "up", "Run an app: its workers, its schedules and all upkeep."),
+    "up": LazyCommand("taskmill.cli.up", "up", "Run an app: its workers, its schedules, all upkeep, and the API."),
     "version": LazyCommand("taskmill.cli.version", "version", "Show the version of Taskmill and of Python."),
     "worker": LazyCommand("taskmill.cli.worker", "worker", "Run the tasks of an app."),
     "workers": LazyCommand("taskmill.cli.workers", "workers", "List workers; let them pause, go quiet, stop, resume."),

@@ -14,9 +14,10 @@ from taskmill.cli.options import as_json, confirmed, example, url
 from taskmill.cli.output import drawn, print_json, print_table
 from taskmill.cli.pausing import pause_each, reason, resume_each
 from taskmill.cli.store import place, run
-from taskmill.cli.views import QUEUE_COLUMNS, queue_data, queue_row
+from taskmill.cli.views import QUEUE_COLUMNS, queue_row
 from taskmill.engine import Filter
 from taskmill.operations import Operations
+from taskmill.views import queue_data
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -12,13 +12,14 @@ from taskmill.cli.output import print_json, print_table, when
 from taskmill.cli.pausing import pause_each, reason, resume_each
 from taskmill.cli.payload import read_payload
 from taskmill.cli.store import place, run
-from taskmill.cli.views import SCHEDULE_COLUMNS, schedule_data, schedule_row, submitted_data
+from taskmill.cli.views import SCHEDULE_COLUMNS, schedule_row
 from taskmill.clock import rfc3339
 from taskmill.cron import Cron, Misfire, Overlap
 from taskmill.errors import Conflict
 from taskmill.operations import Operations
 from taskmill.schedule import Schedule
 from taskmill.task import Priority
+from taskmill.views import schedule_data, submitted_data
 
 __all__ = ["schedule"]
 

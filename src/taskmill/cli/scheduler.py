@@ -12,6 +12,7 @@ import click
 
 from taskmill import config
 from taskmill.cli.options import example, url
+from taskmill.cli.serving import log_option
 from taskmill.cli.store import place_of
 
 __all__ = ["scheduler"]
@@ -20,7 +21,8 @@ __all__ = ["scheduler"]
 @example("taskmill scheduler", "taskmill scheduler --url sqlite:////var/lib/shop/taskmill.db")
 @click.command()
 @url
-def scheduler(url: str | None) -> int:
+@log_option
+def scheduler(url: str | None, log_format: str | None) -> int:
     """Look after a store without running tasks.
 
     It recovers lost tasks, fires schedules, prunes and delivers the outbox. Every worker does this too, unless started with --no-maintenance.
@@ -28,8 +30,9 @@ def scheduler(url: str | None) -> int:
     """
     from taskmill.worker import logs
 
-    logs.configure(None)
-    asyncio.run(_run(config.load({"url": url}, os.environ)))
+    loaded = config.load({"url": url, "log_format": log_format}, os.environ)
+    logs.configure(loaded.settings.log_level, loaded.settings.log_format)
+    asyncio.run(_run(loaded))
     return 0
 
 

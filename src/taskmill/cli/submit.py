@@ -16,11 +16,11 @@ from taskmill.cli.options import as_json, did_you_mean, example, url
 from taskmill.cli.output import note, print_json, progress
 from taskmill.cli.payload import read_payload
 from taskmill.cli.store import Place, place, place_of, run
-from taskmill.cli.views import submitted_data
 from taskmill.engine import Status, Submitted
 from taskmill.errors import InvalidInput
 from taskmill.operations import Operations, submitted
 from taskmill.task import NewTask, Priority, new_id
+from taskmill.views import submitted_data
 
 if TYPE_CHECKING:
     from taskmill.app import App

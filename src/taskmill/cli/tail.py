@@ -7,13 +7,13 @@ from typing import NamedTuple
 import click
 
 from taskmill.cli.output import clean, note, on_terminal, print_json
-from taskmill.cli.views import event_data
 from taskmill.clock import rfc3339
 from taskmill.engine import Filter, Stream
 from taskmill.errors import Expired, NotFound
 from taskmill.events import ENDED, Event, Kind
 from taskmill.operations import Operations
 from taskmill.task import TERMINAL
+from taskmill.views import event_data
 
 __all__ = ["Wanted", "follow"]
 

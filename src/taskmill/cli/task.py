@@ -15,9 +15,10 @@ from taskmill.cli.listing import limit, list_tasks, watch, watch_tasks
 from taskmill.cli.options import as_json, confirmed, example, url
 from taskmill.cli.output import print_fields, print_json, print_table
 from taskmill.cli.store import place, run
-from taskmill.cli.views import ATTEMPT_COLUMNS, attempt_data, attempt_row, task_data, task_fields
+from taskmill.cli.views import ATTEMPT_COLUMNS, attempt_row, task_fields
 from taskmill.engine import Filter
 from taskmill.operations import Operations
+from taskmill.views import attempt_data, task_data
 
 __all__ = ["task"]
 

@@ -10,8 +10,9 @@ from taskmill.cli.options import as_json, example, url
 from taskmill.cli.output import print_json, print_table
 from taskmill.cli.pausing import pause_each, reason, resume_each
 from taskmill.cli.store import place, run
-from taskmill.cli.views import TYPE_COLUMNS, type_data, type_row
+from taskmill.cli.views import TYPE_COLUMNS, type_row
 from taskmill.operations import Operations
+from taskmill.views import type_data
 
 __all__ = ["type_"]
 

@@ -1,45 +1,27 @@
-"""Records as JSON and as rows: one place that says what a task, a queue, a schedule and a worker look like on the command line.
-
-In JSON, times are RFC 3339 and durations as people write them (`"90s"`); payloads, results and checkpoints are the values they are.
-"""
+"""Records as rows of a table: what a task, a queue, a schedule and a worker look like on a terminal. `taskmill.views` has them as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
-import msgspec
+from collections.abc import Iterator
 
 from taskmill import codec
 from taskmill.cli.output import age, when
-from taskmill.clock import format_duration, rfc3339
-from taskmill.engine import Finding, Submitted, WorkerInfo
-from taskmill.events import Event
+from taskmill.clock import format_duration
+from taskmill.engine import WorkerInfo
 from taskmill.operations import QueueInfo, ScheduleInfo, TypeInfo
 from taskmill.retry import Retry
-from taskmill.task import LIVE, Attempt, Priority, State, Task
+from taskmill.task import LIVE, Attempt, State, Task
+from taskmill.views import JSON, priority_word, task_data
 
 __all__ = [
-    "attempt_data",
     "attempt_row",
-    "event_data",
-    "finding_data",
-    "queue_data",
     "queue_row",
-    "schedule_data",
     "schedule_row",
-    "submitted_data",
-    "task_data",
     "task_fields",
     "task_row",
-    "type_data",
     "type_row",
-    "worker_data",
     "worker_row",
 ]
-
-_TIMES = ("run_at", "created_at", "updated_at", "started_at", "ended_at", "finished_at", "expires_at", "joined_at", "next_at", "fired_at")
-_DURATIONS = ("timeout", "idempotency_window", "lease", "silent", "oldest", "expires")
-_JSON = ("payload", "result")
 
 TASK_COLUMNS = ("id", "type", "queue", "state", "attempts", "created", "note")
 ATTEMPT_COLUMNS = ("number", "outcome", "started", "took", "worker", "error")
@@ -47,33 +29,6 @@ QUEUE_COLUMNS = ("queue", "state", *(state.value for state in State if state in 
 SCHEDULE_COLUMNS = ("schedule", "state", "type", "cron", "timezone", "next", "last fired", "note")
 TYPE_COLUMNS = ("type", "state", "queue", "priority", "retries", "timeout", "limits", "workers", "note")
 WORKER_COLUMNS = ("worker", "state", "running", "queues", "types", "joined", "silent", "info")
-
-
-def _data(record: msgspec.Struct) -> dict[str, object]:
-    """A record with its times, durations and JSON as people read them."""
-    found: dict[str, object] = {}
-    for name in record.__struct_fields__:
-        value = getattr(record, name)
-        found[name] = value if value is None else _readable(name, value)
-    return found
-
-
-def _readable(name: str, value: object) -> object:
-    if isinstance(value, bytes):
-        return codec.decode(value) if name in _JSON else value.decode("utf-8", "replace")
-    if isinstance(value, int) and not isinstance(value, bool):
-        return rfc3339(value) if name in _TIMES else format_duration(value) if name in _DURATIONS else value
-    if isinstance(value, (msgspec.Struct, Mapping, tuple, frozenset)):
-        return msgspec.to_builtins(dict(value) if isinstance(value, Mapping) else value)
-    return value
-
-
-def _word(priority: int) -> str:
-    return Priority(priority).name.lower()
-
-
-def task_data(task: Task) -> dict[str, object]:
-    return {**_data(task), "priority": _word(task.priority), "retry": task.retry.to_data()}
 
 
 def task_row(task: Task) -> tuple[object, ...]:
@@ -100,7 +55,7 @@ def task_fields(task: Task) -> Iterator[tuple[str, object]]:
     data = task_data(task)
     error, progress = data.pop("error"), data.pop("progress")
     for name, value in data.items():
-        if name in _JSON and value is None and name == "result" and task.result is None:
+        if name in JSON and value is None and name == "result" and task.result is None:
             continue
         yield name, _field_text(name, value)
     if task.progress is not None and progress:
@@ -111,7 +66,7 @@ def task_fields(task: Task) -> Iterator[tuple[str, object]]:
 
 
 def _field_text(name: str, value: object) -> object:
-    if name in _JSON:
+    if name in JSON:
         return codec.encode(value).decode()
     if isinstance(value, dict):
         return ", ".join(f"{key}={item}" for key, item in value.items()) or None
@@ -120,25 +75,10 @@ def _field_text(name: str, value: object) -> object:
     return None if value is False or value is None or value == "" else "yes" if value is True else value
 
 
-def attempt_data(attempt: Attempt) -> dict[str, object]:
-    return _data(attempt)
-
-
 def attempt_row(attempt: Attempt) -> tuple[object, ...]:
     took = None if attempt.ended_at is None else max(0, attempt.ended_at - attempt.started_at)
     error = f"{attempt.error.code}: {attempt.error.message}"[:200] if attempt.error else ""
     return (attempt.number, attempt.outcome or "running", when(attempt.started_at), age(took), attempt.worker, error)
-
-
-def submitted_data(answer: Submitted) -> dict[str, object]:
-    found: dict[str, object] = {"id": answer.id, "status": answer.status.value, "durability": answer.durability.value}
-    if answer.error is not None:
-        found["error"] = {"code": answer.error.code, "message": answer.error.message}
-    return found
-
-
-def queue_data(queue: QueueInfo) -> dict[str, object]:
-    return {**_data(queue), "counts": {state.value: queue.counts.get(state, 0) for state in State}}
 
 
 def queue_row(queue: QueueInfo) -> tuple[object, ...]:
@@ -148,20 +88,10 @@ def queue_row(queue: QueueInfo) -> tuple[object, ...]:
     return (queue.name, state, *live, queue.counts.get(State.DEAD, 0), age(queue.oldest), queue.workers, ", ".join(filter(None, notes)))
 
 
-def schedule_data(info: ScheduleInfo) -> dict[str, object]:
-    return {**_data(info), "schedule": info.schedule.to_data() if info.schedule else None}
-
-
 def schedule_row(info: ScheduleInfo) -> tuple[object, ...]:
     state = "paused" if info.paused else "error" if info.error else "open"
     made = (info.schedule.type, info.schedule.cron.expression, info.schedule.cron.timezone) if info.schedule else ("", "", "")
     return (info.name, state, *made, when(info.next_at), when(info.fired_at), info.error or info.reason or ("put by hand" if info.operator else ""))
-
-
-def type_data(info: TypeInfo) -> dict[str, object]:
-    of_type = info.settings
-    retry = of_type.retry.to_data() if of_type.retry else None
-    return {**_data(info), "settings": {**_data(of_type), "priority": _word(of_type.priority), "retry": retry}}
 
 
 def type_row(info: TypeInfo) -> tuple[object, ...]:
@@ -169,22 +99,10 @@ def type_row(info: TypeInfo) -> tuple[object, ...]:
     retries = (of_type.retry or Retry()).max_retries
     state = "paused" if info.paused else "open"
     timeout = format_duration(of_type.timeout)
-    return (info.name, state, of_type.queue, _word(of_type.priority), retries, timeout, ",".join(of_type.limits), info.workers, info.reason)
-
-
-def worker_data(worker: WorkerInfo) -> dict[str, object]:
-    return _data(worker)
+    return (info.name, state, of_type.queue, priority_word(of_type.priority), retries, timeout, ",".join(of_type.limits), info.workers, info.reason)
 
 
 def worker_row(worker: WorkerInfo) -> tuple[object, ...]:
     state = (worker.command or "alive") if worker.alive else "lost"
     info = " ".join(f"{name}={value}" for name, value in worker.info.items())
     return (worker.id, state, worker.running, ",".join(worker.queues), len(worker.types), when(worker.joined_at), age(worker.silent), info)
-
-
-def finding_data(finding: Finding) -> dict[str, object]:
-    return _data(finding)
-
-
-def event_data(event: Event) -> dict[str, object]:
-    return {"kind": event.kind.value, "subject": event.subject, "version": event.version, "at": rfc3339(event.at), "data": dict(event.data)}

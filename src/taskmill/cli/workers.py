@@ -9,10 +9,11 @@ from taskmill.cli.groups import NounGroup
 from taskmill.cli.options import as_json, confirmed, did_you_mean, example, url
 from taskmill.cli.output import print_json, print_table
 from taskmill.cli.store import Place, place, run
-from taskmill.cli.views import WORKER_COLUMNS, worker_data, worker_row
+from taskmill.cli.views import WORKER_COLUMNS, worker_row
 from taskmill.engine import WorkerInfo
 from taskmill.errors import NotFound
 from taskmill.operations import Operations
+from taskmill.views import worker_data
 
 __all__ = ["workers"]
 

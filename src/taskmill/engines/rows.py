@@ -13,7 +13,7 @@ from taskmill.engine import Record
 from taskmill.retry import Retry
 from taskmill.task import ErrorInfo, OnFailure, Progress, Resolved, State, Task, Unique
 
-__all__ = ["FAR", "Meta", "decode_error", "decode_meta", "encode_error", "encode_meta", "restored_flags", "restored_meta", "state_name"]
+__all__ = ["FAR", "Meta", "decode_error", "decode_meta", "encode_error", "encode_meta", "facts", "restored_flags", "restored_meta", "state_name"]
 
 PENDING: Final = 0
 SCHEDULED: Final = 1
@@ -91,6 +91,11 @@ def decode_meta(text: str | None) -> Meta:
     return NO_META if text is None else _meta_decoder.decode(text)
 
 
+def handlers_meta(text: str | None) -> Meta:
+    """What of it a handler is given: headers and key. Most tasks that have any of it have neither, and then it is not read."""
+    return _meta_decoder.decode(text) if text is not None and ('"headers"' in text or '"key"' in text) else NO_META
+
+
 def encode_error(error: ErrorInfo | None) -> str | None:
     return None if error is None else msgspec.json.encode(error).decode()
 
@@ -134,6 +139,11 @@ def state_name(state: int, ready_at: int, now: int) -> State:
     if state in (SCHEDULED, RETRYING, WAITING) and ready_at <= now:
         return State.PENDING
     return STATES[state]
+
+
+def facts(type: str, queue: str, tenant: str) -> dict[str, Any]:
+    """What every event of a task says of it: whoever may not see the task is known by this alone."""
+    return {"type": type, "queue": queue, "tenant": tenant} if tenant else {"type": type, "queue": queue}
 
 
 def json_text(value: Any) -> str:

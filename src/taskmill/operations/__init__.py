@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
+from taskmill import tracing
 from taskmill.batching import Batcher
-from taskmill.engine import EVERYTHING, Durability, Engine, Filter, Finding, Page, Stream, Submitted, Target, Transaction, WorkerInfo
+from taskmill.engine import EVERYTHING, Durability, Engine, Filter, Finding, Page, Stream, Submitted, Target, Term, Transaction, WorkerInfo
 from taskmill.events import Event
 from taskmill.operations import bulk, findings, limits, queues, schedules, tasks, types, workers
 from taskmill.operations.model import Limit, LimitInfo, QueueInfo, ScheduleInfo, Tally, TypeInfo
 from taskmill.schedule import Schedule
 from taskmill.task import Attempt, EdgeResult, NewTask, State, Task
 
-__all__ = ["Limit", "LimitInfo", "Operations", "QueueInfo", "ScheduleInfo", "Tally", "TypeInfo", "submitted"]
+__all__ = ["ROLES", "Limit", "LimitInfo", "Operations", "QueueInfo", "ScheduleInfo", "Tally", "TypeInfo", "submitted"]
 
 submitted = tasks.submitted
+
+ROLES = ("schedules", "pruning", "outbox")
+"""What maintenance does under a term."""
 
 Which = Sequence[Target] | Filter
 Progress = Callable[[int], None]
@@ -27,20 +31,31 @@ Progress = Callable[[int], None]
 class Operations:
     """The verbs over one open engine, for the callers of one event loop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, queue_of: Callable[[str], str | None] = lambda _: None) -> None:
         self.engine = engine
+        self._in_transaction = engine.in_transaction
+        self._queue_of = queue_of
+        """The queue that this program declares for a type, where it does: traces name it."""
         self._submits: dict[Durability | None, Batcher[NewTask, Submitted]] = {}
 
     # Submitting
 
     async def submit(self, new: NewTask, *, tx: Transaction | None = None, durability: Durability | None = None) -> Submitted:
         """One task; concurrent callers share one commit. Raises what became of it unless it exists now: Conflict, RateLimited, or why it was refused."""
+        tracer = tracing.tracer()
+        if tracer is None:
+            return submitted(await self._submit(new, tx, durability))
+        with tracing.send(tracer, new, new.queue or self._queue_of(new.type)) as sending:
+            answer = submitted(await self._submit(sending.carried(new), tx, durability))
+            sending.told(answer)
+            return answer
+
+    async def _submit(self, new: NewTask, tx: Transaction | None, durability: Durability | None) -> Submitted:
         # Who stands in a transaction must not wait for others' commits, which wait for it; without its tx= the engine refuses.
-        if tx is not None or self.engine.in_transaction():
+        if tx is not None or self._in_transaction():
             [answer] = await self.engine.submit([new], durability=durability, tx=tx)
-        else:
-            answer = await self._batcher(durability).add(new)
-        return submitted(answer)
+            return answer
+        return await self._batcher(durability).add(new)
 
     def _batcher(self, durability: Durability | None) -> Batcher[NewTask, Submitted]:
         if durability not in self._submits:
@@ -56,7 +71,13 @@ class Operations:
         self, new: Iterable[NewTask], *, progress: Progress | None = None, tx: Transaction | None = None, durability: Durability | None = None
     ) -> tuple[Submitted, ...]:
         """Any number, in batches; the answers in their order, refusals among them (`submitted` raises those). Who waits for another stands after it."""
-        return await tasks.submit_many(self.engine, new, progress, tx, durability)
+        tracer = tracing.tracer()
+        if tracer is None:
+            return await tasks.submit_many(self.engine, new, progress, tx, durability)
+        with tracing.send(tracer) as sending:
+            answers = await tasks.submit_many(self.engine, map(sending.carried, new), progress, tx, durability)
+            sending.counted(len(answers))
+            return answers
 
     # Looking
 
@@ -126,6 +147,10 @@ class Operations:
         """Every queue that a task, a type, a worker or a setting names."""
         return await queues.queues(self.engine)
 
+    async def queue(self, name: str) -> QueueInfo:
+        """One queue; NotFound says which was meant."""
+        return await queues.find(self.engine, name)
+
     async def pause_queue(self, name: str, *, reason: str = "") -> bool:
         """Nothing of it is claimed until it is resumed; what runs goes on. Whether that is new."""
         return await queues.pause(self.engine, name, reason)
@@ -160,13 +185,14 @@ class Operations:
         """One schedule; NotFound says which was meant."""
         return await schedules.find(self.engine, name)
 
-    async def put_schedule(self, name: str, schedule: Schedule, *, version: int | None = None) -> ScheduleInfo:
-        """Make or change it; over one that code declares it stands until it is deleted. `version`: the one seen, 0: it must be new."""
-        return await schedules.put(self.engine, name, schedule, version)
+    async def put_schedule(self, name: str, schedule: Schedule, *, version: int | None = None, operator: bool | None = None) -> ScheduleInfo:
+        """Make or change it; over one that code declares it stands until it is deleted. `version`: the one seen, 0: it must be new; `operator`: whether
+        that was a person's."""
+        return await schedules.put(self.engine, name, schedule, version, operator)
 
-    async def delete_schedule(self, name: str) -> None:
+    async def delete_schedule(self, name: str, *, version: int | None = None) -> None:
         """What was put is gone; what code declares under this name, if anything, holds again."""
-        await schedules.delete(self.engine, name)
+        await schedules.delete(self.engine, name, version)
 
     async def pause_schedule(self, name: str, *, reason: str = "") -> bool:
         """It fires no more until it is resumed. Whether that is new."""
@@ -190,6 +216,10 @@ class Operations:
         """Everybody registered, oldest first."""
         return await self.engine.workers()
 
+    async def worker(self, id: str) -> WorkerInfo:
+        """One of them; NotFound says which was meant."""
+        return await workers.find(self.engine, id)
+
     async def command_worker(self, id: str, command: str | None) -> None:
         """Told with its next beat: pause (claim nothing), quiet (finish what runs, claim nothing more), stop (finish and leave); None takes it back."""
         await workers.command(self.engine, id, command)
@@ -198,15 +228,24 @@ class Operations:
         """Every limit in force."""
         return await limits.limits(self.engine)
 
-    async def put_limit(self, name: str, limit: Limit, *, version: int | None = None) -> LimitInfo:
-        """These numbers for every claim from now on, over what code declares, until dropped."""
-        return await limits.put(self.engine, name, limit, version)
+    async def limit(self, name: str) -> LimitInfo:
+        """One limit; NotFound says which was meant."""
+        return await limits.find(self.engine, name)
 
-    async def drop_limit(self, name: str) -> None:
+    async def put_limit(self, name: str, limit: Limit, *, version: int | None = None, operator: bool | None = None) -> LimitInfo:
+        """These numbers for every claim from now on, over what code declares, until dropped. `version`, `operator`: as of a schedule."""
+        return await limits.put(self.engine, name, limit, version, operator)
+
+    async def drop_limit(self, name: str, *, version: int | None = None) -> None:
         """What was put is gone; what code declares under this name, if anything, holds again."""
-        await limits.drop(self.engine, name)
+        await limits.drop(self.engine, name, version)
 
     # Health
+
+    async def leaders(self) -> dict[str, Term | None]:
+        """Who does what only one may do, by role; None: nobody does now."""
+        led = {term.role: term for term in await self.engine.leaders(ROLES)}
+        return {role: led.get(role) for role in ROLES}
 
     async def check(self) -> tuple[Finding, ...]:
         """What is not as it should be, of the store and of the work in it, each with its remedy."""

@@ -18,7 +18,7 @@ from taskmill.operations.pauses import resume as drop_pause
 from taskmill.operations.types import check_type, settings_of
 from taskmill.task import LIVE, State, TypeSettings, check_name
 
-__all__ = ["check_filter", "pause", "purge", "queues", "resume"]
+__all__ = ["check_filter", "find", "pause", "purge", "queues", "resume"]
 
 WAITING = LIVE - {State.RUNNING}
 REMEDY = "a queue appears with its first task, type or worker"
@@ -69,6 +69,14 @@ def _info(name: str, counts: list[Count], named: _Named, now: int) -> QueueInfo:
         no_worker=sum(count.tasks for count in counts if count.no_worker),
         workers=sum(worker.alive and name in worker.queues for worker in named.workers),
     )
+
+
+async def find(engine: Engine, name: str) -> QueueInfo:
+    """Counts may be some seconds old: a queue that only its tasks name is shown before they are counted."""
+    named = await _named(engine)
+    if name not in named.queues():
+        await _check(engine, name)
+    return _info(name, [count for count in named.counts if count.queue == name], named, engine.clock.now())
 
 
 async def check_filter(engine: Engine, which: Filter) -> None:

@@ -75,11 +75,11 @@ async def find(engine: Engine, name: str) -> ScheduleInfo:
     return known[name]
 
 
-async def put(engine: Engine, name: str, schedule: Schedule, version: int | None) -> ScheduleInfo:
+async def put(engine: Engine, name: str, schedule: Schedule, version: int | None, operator: bool | None) -> ScheduleInfo:
     check_name(name, "name")
     if _is_frequent(schedule.cron, engine.clock.now()):
         await _check_quota(engine, name)
-    await settings.put(engine, "schedule", name, schedule.encode(), version)
+    await settings.put(engine, "schedule", name, schedule.encode(), version, operator=operator)
     return await find(engine, name)
 
 
@@ -99,9 +99,9 @@ def _is_frequent(cron: Cron, now: int) -> bool:
     return any(later - time < MINUTE for time, later in pairwise(cron.next_times(now, LOOK_AHEAD)))
 
 
-async def delete(engine: Engine, name: str) -> None:
+async def delete(engine: Engine, name: str, version: int | None) -> None:
     """Its pause goes with it, or the next of this name would be born paused."""
-    await settings.drop(engine, "schedule", name, REMEDY)
+    await settings.drop(engine, "schedule", name, REMEDY, version)
     if all(item.name != name for item in await engine.items("schedule")):
         await drop_pause(engine, "schedule", name)
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
-from taskmill.engine import Engine
+from taskmill.engine import Engine, WorkerInfo
 from taskmill.errors import InvalidInput
-from taskmill.operations.names import check_known
+from taskmill.operations.names import check_known, unknown
 
-__all__ = ["COMMANDS", "command"]
+__all__ = ["COMMANDS", "command", "find"]
 
+REMEDY = "`taskmill workers list` shows them"
 COMMANDS = ("pause", "quiet", "stop")
+
+
+async def find(engine: Engine, id: str) -> WorkerInfo:
+    known = {worker.id: worker for worker in await engine.workers()}
+    if id not in known:
+        raise unknown("worker", id, known, REMEDY, field="id")
+    return known[id]
 
 
 async def command(engine: Engine, id: str, command: str | None) -> None:
@@ -21,7 +29,7 @@ async def command(engine: Engine, id: str, command: str | None) -> None:
     for item in await engine.items("worker"):
         if item.name not in registered:
             await engine.drop("worker", item.name)
-    check_known("worker", id, registered, "`taskmill workers list` shows them", field="id")
+    check_known("worker", id, registered, REMEDY, field="id")
     if command is None:
         await engine.drop("worker", id)
     else:

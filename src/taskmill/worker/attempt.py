@@ -15,12 +15,14 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from taskmill import tracing
 from taskmill.clock import format_duration
 from taskmill.context import Context, Fail, RetryAfter, Run, Snooze
 from taskmill.engine import Claimed, Ending, Outcome
 from taskmill.errors import InvalidPayload
 from taskmill.retry import decide, error_names
 from taskmill.task import ErrorInfo
+from taskmill.worker.logs import ATTEMPT
 
 if TYPE_CHECKING:
     from taskmill.app import App
@@ -64,29 +66,41 @@ class Running(Run):
 async def attempt_async(app: App, running: Running) -> Outcome:
     """An attempt on the loop."""
     claimed, declared = running.claimed, running.declared
+    known = ATTEMPT.set(claimed)
+    span = tracing.process(claimed)
     try:
         binding = declared.binding
         arguments, named = binding.arguments(claimed.payload)
         first = (Context(app, claimed, running),) if binding.wants_context else ()
         value = await declared.function(*first, *arguments, **named)
         result = binding.result(value)
+        outcome = ended(running, Ending.COMPLETED, result=result) if running.ending is None else committed(running, running.ending, result)
     except BaseException as error:
-        return running.judge(error) if running.ending is None else committed(running, running.ending, error)
-    return ended(running, Ending.COMPLETED, result=result) if running.ending is None else committed(running, running.ending, result)
+        outcome = running.judge(error) if running.ending is None else committed(running, running.ending, error)
+    if span is not None:
+        span.end(outcome)
+    ATTEMPT.reset(known)
+    return outcome
 
 
 def attempt_sync(app: App, running: Running) -> Outcome:
     """An attempt in a thread, or in a process of its own."""
     claimed, declared = running.claimed, running.declared
+    known = ATTEMPT.set(claimed)
+    span = tracing.process(claimed)
     try:
         binding = declared.binding
         arguments, named = binding.arguments(claimed.payload)
         first = (Context(app, claimed, running),) if binding.wants_context else ()
         value = declared.function(*first, *arguments, **named)
         result = binding.result(value)
+        outcome = ended(running, Ending.COMPLETED, result=result) if running.ending is None else committed(running, running.ending, result)
     except BaseException as error:
-        return running.judge(error) if running.ending is None else committed(running, running.ending, error)
-    return ended(running, Ending.COMPLETED, result=result) if running.ending is None else committed(running, running.ending, result)
+        outcome = running.judge(error) if running.ending is None else committed(running, running.ending, error)
+    if span is not None:
+        span.end(outcome)
+    ATTEMPT.reset(known)
+    return outcome
 
 
 def ended(running: Running, ending: Ending, *, result: bytes | None = None, error: ErrorInfo | None = None, after: int = 0) -> Outcome:

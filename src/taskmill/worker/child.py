@@ -21,12 +21,14 @@ from difflib import get_close_matches
 
 import msgspec
 
+from taskmill import tracing
 from taskmill.app import App
 from taskmill.clock import SECOND
 from taskmill.engine import Engine, Outcome, Refusal
 from taskmill.errors import AppError, Conflict, TaskmillError
 from taskmill.loading import load
 from taskmill.task import check_name
+from taskmill.telemetry import Metrics
 from taskmill.worker import logs
 from taskmill.worker.board import Board
 from taskmill.worker.channel import Channel, Message
@@ -69,15 +71,17 @@ async def _run(end: socket.socket, board_fd: int) -> int:
     start = msgspec.json.decode(message.data, type=Start)
     try:
         app = load(start.target)
-        logs.configure(start.log_level or app.settings.log_level)
+        logs.configure(start.log_level or app.settings.log_level, app.settings.log_format, start.worker)
         _check_queues(app, start)
         await app.open()
+        metrics = Metrics()
+        app.observe(metrics.watch)
     except TaskmillError as error:
         channel.say(Message("failed", text=str(error), number=2 if error.status < 500 else 1))
         await channel.flush()
         return 1
     channel.say(Message("loaded", data=msgspec.Raw(msgspec.json.encode(StoreSettings.of(app)))))
-    code = await Child(app, start, channel, Board(board_fd)).run()
+    code = await Child(app, start, channel, Board(board_fd), metrics).run()
     _exit_soon(code)
     return code
 
@@ -109,7 +113,7 @@ def _place(error: BaseException) -> str:
 class Child:
     """The parts of one worker process."""
 
-    def __init__(self, app: App, start: Start, channel: Channel, board: Board) -> None:
+    def __init__(self, app: App, start: Start, channel: Channel, board: Board, metrics: Metrics) -> None:
         settings = app.settings
         self._app = app
         self._start = start
@@ -117,6 +121,7 @@ class Child:
         self._board = board
         self._engine: Engine = app.engine
         self._stats = Stats()
+        self._metrics = metrics
         self._runners = Runners(start.target, settings.kill_after, start.log_level)
         self._finisher = Finisher(self._engine, board, self._told)
         self._executor = Executor(
@@ -138,7 +143,7 @@ class Child:
 
     def _told(self, batch: Sequence[Outcome], refused: tuple[Refusal, ...]) -> None:
         for refusal in refused:
-            log.warning("the outcome of task %s was not taken: %s", refusal.task, refusal.message or refusal.code)
+            log.warning("the outcome of task %s was not taken: %s", refusal.task, refusal.message or refusal.code, extra={"task_id": refusal.task})
         self._room()  # rows of the board are free again: a claimer that waited for nothing else would wait for ever
 
     async def run(self) -> int:
@@ -221,6 +226,8 @@ class Child:
     def _say_stats(self) -> None:
         if (counted := self._stats.take()) is not None:
             self._channel.say(Message("stats", data=msgspec.Raw(msgspec.json.encode(counted))))
+        if (taken := self._metrics.take()) is not None:
+            self._channel.say(Message("metrics", data=msgspec.Raw(taken)))
 
     # The end
 
@@ -237,6 +244,7 @@ class Child:
             await self._engine.leave(self._start.worker)
         await self._runners.close()
         await self._app.stop()
+        await tracing.flush()
         self._say_stats()
         await self._channel.flush()
 

@@ -196,6 +196,8 @@ class Executor:
 
     def _not_begun(self, running: Running) -> None:
         if self.held.pop(running.claimed.token, None) is not None:
+            if running.lease_lost:
+                self._stats.lose(running.claimed.type)
             self._finish(unbegun(running, Ending.CANCELLED if running.reason == CANCELLED else Ending.RELEASED))
 
     async def _on_slot(self) -> None:
@@ -254,9 +256,12 @@ class Executor:
         """Count it and give it to the finisher; what time it is now."""
         now = self._now()
         self.ran += 1
-        self._stats.count(running.claimed.type, outcome.ending, now - running.started)
-        if self.held.pop(running.claimed.token, None) is not None:
-            self._board.hurry(running.claimed.token, 0)  # it has ended: however long the store takes to answer, nobody is to be killed for it
+        claimed = running.claimed
+        self._stats.count(claimed.type, outcome.ending, now - running.started, _waited(running))
+        if running.lease_lost:
+            self._stats.lose(claimed.type)
+        if self.held.pop(claimed.token, None) is not None:
+            self._board.hurry(claimed.token, 0)  # it has ended: however long the store takes to answer, nobody is to be killed for it
             (self._finish if running.ending is None else self._settle)(outcome)
         if self.ran % 16 == 0:  # a slot that is given back says so itself; here only what waits grows less
             self._room()
@@ -342,6 +347,12 @@ class Executor:
     @property
     def begun(self) -> int:
         return self._begun
+
+
+def _waited(running: Running) -> int | None:
+    """From ready to begun: until the claim by the store's clock, from there on by ours."""
+    claimed = running.claimed
+    return max(0, claimed.claimed_at - claimed.ready_at) + running.started - running.received if claimed.ready_at else None
 
 
 class Threads:

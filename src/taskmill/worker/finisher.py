@@ -90,7 +90,7 @@ class Finisher:
                 await self._finish([outcome])
             return
         [outcome] = batch
-        log.error("the outcome of task %s cannot be written, it is dead instead: %s", outcome.task, error)
+        log.error("the outcome of task %s cannot be written, it is dead instead: %s", outcome.task, error, extra={"task_id": outcome.task})
         code, message = (error.code, error.message) if isinstance(error, TaskmillError) else (type(error).__name__, str(error))
         instead = Outcome(
             task=outcome.task, worker=outcome.worker, token=outcome.token, ending=Ending.DEAD, error=ErrorInfo(code, message),
@@ -101,5 +101,5 @@ class Finisher:
             refused = await self._answered([instead])
         # Then it has no end from here: its lease is no longer named, and the store gives the task to others.
         except Exception:
-            log.exception("task %s is given back", outcome.task)
+            log.exception("task %s is given back", outcome.task, extra={"task_id": outcome.task})
         self._settle([instead], refused)

@@ -29,10 +29,9 @@ from taskmill.engine import Engine
 from taskmill.errors import InvalidInput, TaskmillError
 from taskmill.telemetry import CONTENT_TYPE, Metrics, Processes
 from taskmill.worker.offspring import Offspring
-from taskmill.worker.stats import BUCKETS
 from taskmill.worker.supervisor import Supervisor
 
-__all__ = ["Probes"]
+__all__ = ["Probes", "no_port"]
 
 log = logging.getLogger("taskmill")
 
@@ -73,7 +72,7 @@ class Probes:
         self.host = host
         self.port = port
         """The one asked for; once open, the one that is listened on."""
-        self.metrics = Metrics(BUCKETS, processes=self._processes)
+        self.metrics = Metrics(processes=self._processes)
         self._supervisor = supervisor
         self._clock = clock or SystemClock()
         self._server: asyncio.Server | None = None
@@ -81,9 +80,21 @@ class Probes:
         self._routes: dict[str, Callable[[], Awaitable[Answer]]] = {"/livez": self._live, "/readyz": self._ready, "/metrics": self._metrics}
         self._observe()
 
+    @property
+    def questions(self) -> Mapping[str, Callable[[], Awaitable[bytes]]]:
+        """What an API beside the workers asks for, answered as JSON."""
+        return {"missing": self._told_missing, "metrics": self._told_metrics}
+
+    async def _told_missing(self) -> bytes:
+        return msgspec.json.encode([reason async for reason in self.missing()])
+
+    async def _told_metrics(self) -> bytes:
+        return self.metrics.snapshot()
+
     def _observe(self) -> None:
         supervisor = self._supervisor
         supervisor.on_stats = self.metrics.ended
+        supervisor.on_metrics = self.metrics.add
         supervisor.observe = self._watched
         if supervisor.engine is not None:
             supervisor.engine = self._watched(supervisor.engine)
@@ -99,7 +110,7 @@ class Probes:
         try:
             self._server = await asyncio.start_server(self._called, self.host, self.port, limit=MOST_HEAD)
         except (OSError, UnicodeError) as error:
-            raise _no_port(self.host, self.port, error) from error
+            raise no_port(self.host, self.port, error) from error
         self.port = self._server.sockets[0].getsockname()[1]
         shown = f"[{self.host}]" if ":" in self.host else self.host
         log.info("probes and metrics: http://%s:%d/livez /readyz /metrics", shown, self.port)
@@ -185,10 +196,10 @@ class Probes:
         return _said(HTTPStatus.SERVICE_UNAVAILABLE, live=False, reasons=[f"the store answers, but no beat was made for {since // SECOND} s"])
 
     async def _ready(self) -> Answer:
-        reasons = [reason async for reason in self._missing()]
+        reasons = [reason async for reason in self.missing()]
         return _said(HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK, ready=not reasons, **({"reasons": reasons} if reasons else {}))
 
-    async def _missing(self) -> AsyncIterator[str]:
+    async def missing(self) -> AsyncIterator[str]:
         """What keeps this supervisor from being ready."""
         supervisor = self._supervisor
         if supervisor.stopping:
@@ -291,7 +302,7 @@ def _encoded(answer: Answer, *, body: bool) -> bytes:
     return "\r\n".join((*lines, "", "")).encode() + (answer.body if body else b"")
 
 
-def _no_port(host: str, port: int, error: OSError | UnicodeError) -> TaskmillError:
+def no_port(host: str, port: int, error: OSError | UnicodeError) -> TaskmillError:
     """Why a port cannot be listened on, and what to do."""
     place = f"port {port} of {host}"
     if isinstance(error, (socket.gaierror, UnicodeError)) or error.errno == errno.EADDRNOTAVAIL:

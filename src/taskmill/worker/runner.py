@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from taskmill import tracing
 from taskmill.app import App
 from taskmill.engine import Outcome
 from taskmill.loading import load
@@ -57,7 +58,7 @@ async def _app(first: Message, channel: Channel) -> App | None:
     """The app, ready to run; None when it is not to be had in this process, which the other side is told."""
     try:
         app = load(first.text)
-        logs.configure(msgspec.json.decode(first.data, type=str | None) or app.settings.log_level)
+        logs.configure(msgspec.json.decode(first.data, type=str | None) or app.settings.log_level, app.settings.log_format)
         await app.start()
     # Its hooks are the user's own code.
     except BaseException as error:
@@ -82,6 +83,7 @@ async def _attempt(app: App, running: Running, channel: Channel) -> None:
         outcome = await _in_thread(app, running)
     changed = "" if _traces() == before else "changed"
     channel.say(Message("outcome", text=changed, data=msgspec.Raw(msgspec.json.encode(outcome))))
+    await tracing.flush()  # it may be killed at any time from now on
 
 
 async def _in_thread(app: App, running: Running) -> Outcome:

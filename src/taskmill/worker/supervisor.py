@@ -29,8 +29,9 @@ from taskmill.config import Settings
 from taskmill.engine import Beat, Engine, Outcome
 from taskmill.errors import StoreError, TaskmillError
 from taskmill.maintenance import Maintenance
-from taskmill.worker import funeral
+from taskmill.worker import funeral, logs
 from taskmill.worker.channel import Message
+from taskmill.worker.companion import Companion
 from taskmill.worker.offspring import Offspring, worker_id
 from taskmill.worker.process import death, kill
 from taskmill.worker.settings import Start, StoreSettings
@@ -63,6 +64,7 @@ class Supervisor:
         info: dict[str, str] | None = None,
         log_level: str | None = None,
         ready: Callable[[Supervisor], Coroutine[Any, Any, None]] | None = None,
+        companion: Companion | None = None,
     ) -> None:
         self._target = target
         self._queues = tuple(queues)
@@ -72,6 +74,8 @@ class Supervisor:
         self._info = info or {}
         self._log_level = log_level
         self._ready = ready
+        self._companion = companion
+        self._store: StoreSettings | None = None
         self._clock = SystemClock()
         self._suspects: deque[str] = deque(maxlen=MOST_SUSPECTS)
         self._stop = asyncio.Event()
@@ -82,6 +86,8 @@ class Supervisor:
         self.settings = Settings()
         self._watching: set[asyncio.Task[None]] = set()
         self.on_stats: Callable[[dict[str, Counted]], None] = lambda _: None
+        self.on_metrics: Callable[[bytes], None] = lambda _: None
+        """What children count at the seam of their engine, as `Metrics.take` gives it."""
         self.observe: Callable[[Engine], Engine] = lambda engine: engine
         """Metrics put themselves between this process and its store here."""
         self.turned_at = 0
@@ -105,17 +111,20 @@ class Supervisor:
         first = await self._first_child()
         if first is None:
             return self._explain()
+        if self._companion is not None:
+            self._companion.listen(self.settings)
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(self._beat())]
             if self._maintain and self.settings.maintenance:
                 loops.append(tasks.create_task(self._maintenance().run()))
             if self._ready is not None:
                 loops.append(tasks.create_task(self._ready(self)))
+            accompanying = [] if self._companion is None or self._store is None else [tasks.create_task(self._companion.run(self._store, self._env))]
             lives = [tasks.create_task(self._life(first)), *(tasks.create_task(self._life(None)) for _ in range(self.places - 1))]
             ending = tasks.create_task(self._end_on_signal())
             await asyncio.wait(lives)
-            await asyncio.gather(*self._watching)
-            for loop in (*loops, ending):
+            await asyncio.gather(*self._watching, *(accompanying if self.stopping else ()))
+            for loop in (*loops, *accompanying, ending):
                 loop.cancel()
         return HARD_STOP if self._hard.is_set() else 0
 
@@ -156,6 +165,8 @@ class Supervisor:
         log.info("draining: running tasks have %d s", self.settings.grace_period // SECOND)
         for child in self.children:
             child.drain(self.settings.grace_period)
+        if self._companion is not None:
+            self._companion.drain()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._hard.wait(), (self.settings.grace_period + self.settings.kill_after) / SECOND)
         self._hard.set()
@@ -174,7 +185,9 @@ class Supervisor:
         message = hearing.result() if hearing.done() else None
         if message is not None and message.kind == "loaded":
             store = msgspec.json.decode(message.data, type=StoreSettings)
+            self._store = store
             self.settings = store.settings
+            logs.use(self.settings.log_format)
             self.engine = self.observe(store.engine())
             await self.engine.open()
             return child
@@ -255,6 +268,8 @@ class Supervisor:
                 counted = msgspec.json.decode(message.data, type=dict[str, Counted])
                 child.ran += sum(sum(one.endings.values()) for one in counted.values())
                 self.on_stats(counted)
+            case "metrics":
+                self.on_metrics(bytes(message.data))
             case "unknown":
                 child.drain(0)
             case "failed":

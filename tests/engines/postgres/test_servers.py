@@ -253,7 +253,7 @@ def test_make_says_what_it_cannot_install(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tools" / "servers.py")]
     result = subprocess.run(command, env={"PATH": str(tmp_path), FOLDERS: str(tmp_path)}, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (0, "")
-    assert "not installed: postgresql pgbouncer redis-server; the tests that need them will be skipped" in result.stderr
+    assert "not installed: curl postgresql pgbouncer redis-server prometheus; the tests that need them will be skipped" in result.stderr
 
 
 def test_an_old_or_incomplete_server_is_none(tmp_path: Path) -> None:

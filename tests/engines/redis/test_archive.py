@@ -6,17 +6,24 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import aiohttp
 import msgspec
 import pytest
 
-from taskmill.clock import HOUR, MINUTE
+from taskmill.clock import HOUR, MINUTE, SECOND
+from taskmill.config import Settings
 from taskmill.engine import Ending, Engine, Record, Target
 from taskmill.engines import create, deliverers
 from taskmill.engines.archive.store import Archive
 from taskmill.errors import Expired, NotFound
 from taskmill.operations import Operations
+from taskmill.server.http import Http
+from taskmill.server.listening import bound, serve_http
+from taskmill.server.rest import ROUTES
+from taskmill.server.service import Service
 from taskmill.task import Attempt, ErrorInfo, Gone, OnLimit, State, Task, new_id
 from tests.conformance.tools import new, outcome, record, submit_one, worker
 from tests.conformance.tools_b import ENDED, guarded, led, make, the_only
@@ -305,3 +312,29 @@ async def test_an_archive_that_was_given_up_holds_nothing_back(store: Archived, 
 
 def test_attempts_have_no_field_that_is_not_archived() -> None:
     assert Attempt.__struct_fields__ == ("number", "worker", "token", "started_at", "ended_at", "outcome", "error")
+
+
+# Over HTTP
+
+
+async def test_a_status_read_finds_what_only_the_archive_has(store: Archived, engine: Engine, tmp_path: Path) -> None:
+    """The hot store first, the archive after; what neither has is unknown, never pending."""
+    made = await make(engine, State.COMPLETED, payload={"to": "ada"})
+    await store.delivered(engine)
+    store.clock.advance("15d")
+    assert (await store.pruned(engine)).moved
+    service = Service(engine, Settings(), audit=tmp_path / "audit", open=True)
+    with bound("127.0.0.1", 0) as sock:
+        stop = asyncio.Event()
+        serving = asyncio.create_task(serve_http(Http(service, ROUTES), sock, stop, grace=SECOND))
+        at = f"http://127.0.0.1:{sock.getsockname()[1]}/api/v1/tasks"
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{at}/{made.id}") as answer:
+                found = await answer.json()
+                assert (answer.status, found["state"], found["payload"]) == (200, "completed", {"to": "ada"})
+            async with session.get(f"{at}/{made.id}/attempts") as answer:
+                assert [each["outcome"] for each in (await answer.json())["attempts"]] == ["completed"]
+            async with session.get(f"{at}/{new_id()}") as answer:
+                assert (answer.status, (await answer.json())["code"]) == (404, "not_found")
+        stop.set()
+        await serving

@@ -138,7 +138,7 @@ async def test_a_frozen_archive_holds_up_neither_work_nor_its_own_delivery(store
 
 
 async def test_the_lag_is_a_metric(store: Archived, private_postgres: Postgres) -> None:
-    metrics = Metrics((1,), clock=store.clock)
+    metrics = Metrics(clock=store.clock)
     engine = metrics.watch(await store.engine())
     private_postgres.stop("fast")
     await make(engine, State.COMPLETED)

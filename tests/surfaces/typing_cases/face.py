@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
-from taskmill import App, Context, Handle, Retry, State, Tasks
+from taskmill import App, Client, Context, Handle, Retry, State, Tasks
 from taskmill.sync import SyncHandle
 from taskmill.tasks import Call
 
 app = App("sqlite:///taskmill.db")
 tasks = Tasks()
+client = Client("https://tasks.example.com", "tm_…")
 
 
 @app.task(queue="mail", retry=Retry.exponential(max_retries=5), timeout="30s", rate_limit="100/m")
@@ -97,7 +98,25 @@ def blocking() -> None:
     assert_type(app.sync.submit("send_welcome", {"user_id": 42}), SyncHandle[Any])
     assert_type(app.sync.submit_many([total.call([1])])[0].result(), float)
 
+    assert_type(client.sync.submit(total.call([1])).result(), float)
+    assert_type([task.id for task in client.sync.list(queue="mail")], list[str])
+
     send_welcome.sync.submit("42")  # error: mypy[arg-type] pyright[reportArgumentType]
+
+
+async def remote() -> None:
+    client.include(tasks)
+    assert_type(await client.submit(send_welcome.call(1)), Handle[str])
+    assert_type(await client.submit("send_welcome", {"user_id": 42}, priority="high"), Handle[Any])
+    assert_type(await client.submit(send_welcome, {"user_id": 42}), Handle[str])
+    assert_type(await (await client.submit(send_welcome.call(1))).result(timeout="30s"), str)
+    assert_type(await client.submit_many([send_welcome.call(1)]), list[Handle[str]])
+    assert_type([task.state async for task in client.list(state="dead")], list[State])
+    assert_type(await client.count(queue=["mail"]), int)
+    assert_type(await client.handle("…").status(), State)
+
+    await client.submit("send_welcome", {}, dealy="10m")  # error: mypy[call-overload] pyright[reportCallIssue]
+    await client.count(colour="red")  # error: mypy[call-arg] pyright[reportCallIssue]
 
 
 async def direct() -> None:

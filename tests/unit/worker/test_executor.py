@@ -52,8 +52,9 @@ class Hall:
         self.board = Board()
         self.alone = Alone()
         self.declare()
+        self.stats = Stats()
         self.executor = Executor(
-            self.app, self.board, self._finish, self.moved.set, self.alone, SystemClock(), Stats(), concurrency=2, kill_after=SECOND
+            self.app, self.board, self._finish, self.moved.set, self.alone, SystemClock(), self.stats, concurrency=2, kill_after=SECOND
         )  # fmt: skip
         self.token = 0
 
@@ -219,6 +220,26 @@ async def test_a_lost_lease_and_a_stop_release(hall: Hall) -> None:
     hall.executor.stop()
     [outcome] = await hall.ended()
     assert (outcome.token, outcome.ending) == (2, Ending.RELEASED)
+
+
+async def test_lost_leases_are_counted_begun_or_not(hall: Hall) -> None:
+    await hall.full("async")
+    hall.offer("note", payload=b'{"line":"x"}')
+    hall.executor.lose([1, 3, 99])
+    assert {outcome.token for outcome in await hall.ended(2)} == {1, 3}
+    hall.executor.lose([1])  # told again, when it has ended
+    counted = hall.stats.take() or {}
+    assert {name: one.lost for name, one in counted.items()} == {"hold.async": 1, "note": 1}
+
+
+async def test_the_time_in_queue_ends_when_the_handler_begins(hall: Hall) -> None:
+    hall.offer("note", payload=b'{"line":"x"}', ready_at=5 * SECOND, claimed_at=8 * SECOND)
+    await hall.ended()
+    hall.offer("note", payload=b'{"line":"x"}')  # of an engine that does not say since when
+    await hall.ended()
+    counted = (hall.stats.take() or {})["note"]
+    assert (sum(counted.buckets), sum(counted.waits)) == (2, 1)
+    assert counted.waited >= 3 * SECOND
 
 
 async def test_what_does_not_end_is_given_up(hall: Hall) -> None:

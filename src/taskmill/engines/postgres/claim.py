@@ -18,7 +18,7 @@ from taskmill.engine import Claim, Claimed, Room
 from taskmill.engines.postgres.connecting import Record
 from taskmill.engines.postgres.errors import applied
 from taskmill.engines.postgres.store import Store
-from taskmill.engines.rows import CHECKPOINTS, DEFAULT_RETRY, EDGES, NO_META, ON_FAILURE, SIGNALS, STATES, UNWIND, decode_meta, decode_retry
+from taskmill.engines.rows import CHECKPOINTS, DEFAULT_RETRY, EDGES, ON_FAILURE, SIGNALS, STATES, UNWIND, decode_retry, handlers_meta
 from taskmill.errors import Conflict
 from taskmill.task import EdgeResult, Signal
 
@@ -79,8 +79,9 @@ async def _extras(store: Store, flagged: Sequence[Record]) -> dict[str, Extras]:
 def _claimed(worker: str, row: Record, extras: Extras | None) -> Claimed:
     (
         task, type_name, queue, payload, token, attempt, claimed_at, priority, failures, crashes, max_crashes, version, created_at, retry, timeout,
-        expires_at, tenant, limits, flags, must_end, phase, text,
+        expires_at, tenant, limits, flags, must_end, phase, text, ready_at,
     ) = row  # fmt: skip
+    meta = handlers_meta(text)
     return Claimed(  # by place: by name it costs four times as much, for every task
         task,
         type_name,
@@ -104,10 +105,12 @@ def _claimed(worker: str, row: Record, extras: Extras | None) -> Claimed:
         bool(flags & UNWIND),
         must_end,
         phase,
-        decode_meta(text).headers if text is not None and "headers" in text else NO_META.headers,
+        meta.headers,
         _NOTHING if extras is None else extras.checkpoints,
         () if extras is None else tuple(extras.signals),
         () if extras is None else tuple(extras.results),
+        ready_at,
+        meta.key,
     )
 
 

@@ -391,6 +391,9 @@ class PostgresEngine:
     async def resign(self, term: Term) -> None:
         await recover.resign(self._outside(), term)
 
+    async def leaders(self, roles: Sequence[str]) -> tuple[Term, ...]:
+        return await recover.leaders(self._reading(), roles)
+
     async def fire(self, schedule: str, version: int, tasks: Sequence[NewTask], next_at: int | None, term: Term) -> Fired:
         return await settings.fire(self._outside(), schedule, version, tasks, next_at, term)
 

@@ -46,7 +46,7 @@ async def matching(store: Store, which: Filter, after: str | None, n: int) -> tu
     """Ids of the tasks that match, newest first, and where to go on."""
     if not 0 < n <= MOST_ROWS:
         raise InvalidInput(f"{n} is out of range", code="out_of_range", field="n", hint=f"1 to {MOST_ROWS}")
-    if after is not None and not (after.isdecimal() and int(after) < 1 << 63):
+    if after is not None and not (after.isascii() and after.isdecimal() and int(after) < 1 << 63):
         raise InvalidInput(f"{after!r:.40} is not a cursor", code="invalid_cursor", field="after", hint="pass on what the page before answered")
     before = None if after is None else int(after)
     rows: list[Any] = []

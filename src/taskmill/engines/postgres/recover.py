@@ -6,7 +6,7 @@ which a removed task's id stays known, and the lanes of a task whose type got li
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -152,6 +152,13 @@ async def lead(store: Store, role: str, holder: str) -> Term | None:
 
 async def resign(store: Store, term: Term) -> None:
     await store.pool.fetch(store.load("recover.sql").resign, term.role, term.holder, term.number)
+
+
+async def leaders(store: Store, roles: Sequence[str]) -> tuple[Term, ...]:
+    wanted = [check_name(role, "roles") for role in roles]
+    rows = await store.pool.fetch(store.load("recover.sql").leaders, wanted, store.monotonic())
+    found = {role: Term(role, holder, number) for role, holder, number in rows}
+    return tuple(found[role] for role in wanted if role in found)
 
 
 async def check_term(store: Store, db: Any, term: Term) -> None:

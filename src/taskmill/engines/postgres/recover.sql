@@ -19,6 +19,9 @@ SELECT {schema}.move_tasks($1, $2, $3, $4, $5, $6, $7, $8);
 -- name: lead
 SELECT {schema}.lead_role($1, $2, $3, $4, $5);
 
+-- name: leaders
+SELECT role, holder, number FROM {schema}.term WHERE role = ANY($1::text[]) AND holder IS NOT NULL AND until > {schema}.moment($2) ORDER BY role;
+
 -- name: resign
 UPDATE {schema}.term SET holder = NULL, until = 0 WHERE role = $1 AND holder = $2 AND number = $3;
 

@@ -17,7 +17,7 @@ from taskmill.engines.redis.inspect import edges
 from taskmill.engines.redis.records import Body, Header, Held, parts, pieces
 from taskmill.engines.redis.records import claimed as under
 from taskmill.engines.redis.store import Store
-from taskmill.engines.rows import CHECKPOINTS, EDGES, NO_META, SIGNALS, UNWIND, decode_meta, decode_retry
+from taskmill.engines.rows import CHECKPOINTS, EDGES, SIGNALS, UNWIND, decode_retry, handlers_meta
 from taskmill.errors import Conflict
 from taskmill.task import Signal
 
@@ -26,6 +26,8 @@ __all__ = ["RESULTS", "claim", "signals"]
 RESULTS = 1_000
 PIECE = 200
 MOST_HELD = 10_000
+CROWDED = 16
+"""Claims for which the swift script is not asked, after it met something that it leaves to the other: what stood in its way may be gone."""
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
@@ -33,18 +35,20 @@ async def claim(store: Store, worker: str, request: int, queues: Sequence[str], 
     slots, prefetch = min(room.slots, PIECE), min(room.prefetch, max(0, PIECE - room.slots))
     asked = [worker, request, list(queues), slots, prefetch, room.max_bytes, dict(room.types)]
     of = tuple(queues)
-    if of not in store.crowded:
+    left = store.crowded.pop(of, 0)
+    if not left:
         found, raws = await store.run_raw("swift", asked)
         if found != "full":
             return await _swift(store, worker, request, found, raws)
-        store.crowded.add(of)
+        left = CROWDED
+    store.crowded[of] = left - 1
     answer, raws = await store.run_raw("claim", asked)
     how, next_at, more, tasks, generation = answer
     if how == "unknown_worker":
         raise Conflict(f"worker {worker} is not registered (any more)", code="unknown_worker", field="worker", hint="join under a new id")
     store.shards.heard(generation)
     if not tasks:
-        store.crowded.discard(of)
+        store.crowded.pop(of, None)
     claimed = []
     for id, number, limits in tasks:
         header, body = parts(raws[number - 1])
@@ -77,6 +81,7 @@ async def _swift(store: Store, worker: str, request: int, found: Sequence[Any], 
 
 
 def _claimed(id: str, h: Header, body: Body, limits: Sequence[str]) -> Claimed:
+    meta = handlers_meta(body.meta)
     return Claimed(
         id,
         h.type,
@@ -100,10 +105,12 @@ def _claimed(id: str, h: Header, body: Body, limits: Sequence[str]) -> Claimed:
         bool(h.flags & UNWIND),
         h.must_end if isinstance(h.must_end, str) else None,
         h.phase if isinstance(h.phase, str) else None,
-        decode_meta(body.meta).headers if body.meta is not None else NO_META.headers,
+        meta.headers,
         NOTHING,
         (),
         (),
+        int(h.ready_at),
+        meta.key,
     )
 
 

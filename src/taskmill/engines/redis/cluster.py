@@ -455,6 +455,9 @@ class ClusterEngine:
     async def resign(self, term: Term) -> None:
         await self._part(0).resign(term)
 
+    async def leaders(self, roles: Sequence[str]) -> tuple[Term, ...]:
+        return await self._part(0).leaders(roles)
+
     async def fire(self, schedule: str, version: int, tasks: Sequence[NewTask], next_at: int | None, term: Term) -> Fired:
         """Schedules are shard 0's, their tasks are not: these are made first, once each by id, then the schedule is advanced."""
         self._part(0)

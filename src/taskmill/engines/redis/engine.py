@@ -282,6 +282,10 @@ class RedisEngine:
         store = self._opened()
         await store.run("lead", ["resign", term.role, term.holder, self._term, term.number, store.mono()])
 
+    async def leaders(self, roles: Sequence[str]) -> tuple[Term, ...]:
+        store = self._opened()
+        return await inspect.leaders(store, roles, store.mono() or await inspect.now_of(store), self._term)
+
     async def fire(self, schedule: str, version: int, tasks: Sequence[NewTask], next_at: int | None, term: Term) -> Fired:
         return await settings.fire(self._opened(), schedule, version, tasks, next_at, term)
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from taskmill.engine import Count, Filter, Item, Page, Record, WorkerInfo
+from taskmill.engine import Count, Filter, Item, Page, Record, Term, WorkerInfo
 from taskmill.engines.redis.records import Body, Header, parts, task_from, under_lease
 from taskmill.engines.redis.store import Store, items_of
 from taskmill.engines.rows import COMPLETED, ON_FAILURE, RUNNING, STATES, decode_error
 from taskmill.errors import Expired, InvalidInput, NotFound
-from taskmill.task import Attempt, EdgeResult, Gone, State, Task
+from taskmill.task import Attempt, EdgeResult, Gone, State, Task, check_name
 
-__all__ = ["attempts", "counts", "edges", "ended", "get", "items", "list_tasks", "look", "matching", "whole", "workers"]
+__all__ = ["attempts", "counts", "edges", "ended", "get", "items", "leaders", "list_tasks", "look", "matching", "whole", "workers"]
 
 MOST_ROWS = 1_000
 LOOK = 500
@@ -95,7 +95,7 @@ async def _page(store: Store, which: Filter, after: str | None, n: int) -> tuple
     """Newest first, past what does not match, up to a bound; the cursor goes on from there."""
     if not 0 < n <= MOST_ROWS:
         raise InvalidInput(f"{n} is out of range", code="out_of_range", field="n", hint=f"1 to {MOST_ROWS}")
-    if after is not None and not after.isdecimal():
+    if after is not None and not (after.isascii() and after.isdecimal() and int(after) < 1 << 63):
         raise InvalidInput(f"{after!r:.40} is not a cursor", code="invalid_cursor", field="after", hint="pass on what the page before answered")
     tasks: list[Task] = []
     looked = 0
@@ -255,3 +255,13 @@ async def workers(store: Store, mono: int) -> tuple[WorkerInfo, ...]:
             )
         )  # fmt: skip
     return tuple(sorted(infos, key=lambda worker: (worker.joined_at, worker.id)))
+
+
+async def leaders(store: Store, roles: Sequence[str], mono: int, lasts: int) -> tuple[Term, ...]:
+    """As the script `lead` judges it: a term that ends later than one could is of a clock that was set back."""
+    found = []
+    for role in roles:
+        holder, number, until = await store.ask("HMGET", store.key(f"term:{check_name(role, 'roles')}"), "holder", "number", "until")
+        if holder and mono < int(until or 0) <= mono + 2 * lasts:
+            found.append(Term(role, holder.decode(), int(number)))
+    return tuple(found)

@@ -173,7 +173,7 @@ class Nodes:
                 field="url",
                 hint="look at sentinel= and the hosts",
             )
-        raise wrong or StoreError(f"no server of {self._target} answers", code="unreachable", hint="look at the hosts in the URL")
+        return wrong or StoreError(f"no server of {self._target} answers", code="unreachable", hint="look at the hosts in the URL")
 
     async def _primary(self, host: str, port: int) -> Address | None:
         sentinel: Client = Redis(host=host, port=port, ssl=self._target.tls, **PLAIN)

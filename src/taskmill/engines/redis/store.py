@@ -219,8 +219,8 @@ class Store:
         self.slot = key_slot(self.prefix.encode())
         self.held: dict[int, Held] = {}
         """By token, what was claimed here and can be completed without the record being read again; the oldest go when there are too many."""
-        self.crowded: set[tuple[str, ...]] = set()
-        """Queues whose last claim found more than plain lines."""
+        self.crowded: dict[tuple[str, ...], int] = {}
+        """By queues, how many more claims of them go past the swift script."""
 
     @property
     def settings(self) -> Settings:

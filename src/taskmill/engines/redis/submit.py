@@ -150,7 +150,7 @@ class Batch:
         for (id, line, size, _), body in zip(self._sent, self._bodies, strict=True):
             type, queue, tenant, priority, _, _, _, _, max_crashes, _ = lines[line - 1]
             if line != last:
-                groups.append([queue, type, priority, 0])
+                groups.append([queue, type, priority, 0, tenant])
                 last = line
             groups[-1][3] += 1
             array = arrays.get((line, size))

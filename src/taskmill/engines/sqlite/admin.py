@@ -93,7 +93,7 @@ def _cancel(moves: Moves, row: Row, version: int | None) -> Changed:
         return _refused(step, row, "stale_version")
     if row.state == RUNNING:
         step.db.execute(queries.request_cancel, (CANCEL, step.now, row.seq))
-        step.event(Kind.CANCELLING, row.id, row.version + 1, {"type": row.type, "queue": row.queue})
+        step.event(Kind.CANCELLING, row.id, row.version + 1, row.facts())
         return Changed(row.id, True, State.RUNNING, row.version + 1, requested=True)
     if row.flags & UNWIND and row.must_end is not None:
         return Changed(row.id, True, State.PENDING, row.version)
@@ -143,7 +143,7 @@ def _open_again(moves: Moves, row: Row, from_start: bool, lane: int) -> None:
     step.woke = True
     if lane > 0:
         moves.stirred.add(lane)
-    step.event(Kind.READY, row.id, row.version, {"type": row.type, "queue": row.queue})
+    step.event(Kind.READY, row.id, row.version, row.facts())
 
 
 def _delete(moves: Moves, row: Row, version: int | None) -> Changed:
@@ -156,5 +156,5 @@ def _delete(moves: Moves, row: Row, version: int | None) -> Changed:
         return _refused(step, row, "undelivered")
     created_at = step.db.execute(queries.created_at, (row.seq,)).fetchone()[0]
     purge(step, row.seq, row.id, row.state, row.version, created_at)
-    step.event(Kind.DELETED, row.id, row.version + 1)
+    step.event(Kind.DELETED, row.id, row.version + 1, row.facts())
     return Changed(row.id, True, STATES[row.state], row.version)

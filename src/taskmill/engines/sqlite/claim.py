@@ -13,20 +13,7 @@ from types import MappingProxyType
 import msgspec
 
 from taskmill.engine import Claim, Claimed, Room
-from taskmill.engines.rows import (
-    CHECKPOINTS,
-    DEFAULT_RETRY,
-    EDGES,
-    FAR,
-    NO_META,
-    ON_FAILURE,
-    SIGNALS,
-    STATES,
-    UNWIND,
-    decode_meta,
-    decode_names,
-    decode_retry,
-)
+from taskmill.engines.rows import CHECKPOINTS, DEFAULT_RETRY, EDGES, FAR, ON_FAILURE, SIGNALS, STATES, UNWIND, decode_names, decode_retry, handlers_meta
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.pick import FLAGS, LANE, SEQ, Batch, Found, Picker
 from taskmill.engines.sqlite.sql import load
@@ -130,9 +117,10 @@ def answer(taken: Taken) -> Claim:
 
 def _claimed(worker: str, row: Found, token: int, claimed_at: int, raised: int, limits: tuple[str, ...], extras: Extras) -> Claimed:
     (
-        _, task, type_name, queue, priority, _, version, executions, failures, crashes, flags, created_at, expires_at, tenant, must_end, phase, _,
+        _, task, type_name, queue, priority, ready_at, version, executions, failures, crashes, flags, created_at, expires_at, tenant, must_end, phase, _,
         payload, retry, timeout, max_crashes, text,
     ) = row  # fmt: skip
+    meta = handlers_meta(text)
     return Claimed(  # by place: by name it costs four times as much, for every task
         task,
         type_name,
@@ -156,8 +144,10 @@ def _claimed(worker: str, row: Found, token: int, claimed_at: int, raised: int, 
         bool(flags & UNWIND),
         must_end,
         phase,
-        decode_meta(text).headers if text is not None and "headers" in text else NO_META.headers,
+        meta.headers,
         extras.checkpoints,
         extras.signals,
         extras.results,
+        ready_at,
+        meta.key,
     )

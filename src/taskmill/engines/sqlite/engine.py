@@ -467,6 +467,10 @@ class SQLiteEngine:
         await self._write(lambda step: settings.resign(step, term))
         await self._live_do(lambda live: live.resign(term))
 
+    async def leaders(self, roles: Sequence[str]) -> tuple[Term, ...]:
+        given = await self._read(lambda db: [inspect.term(db, check_name(role, "roles")) for role in roles])
+        return await self._live_do(lambda live: tuple(term for term in given if term is not None and live.runs(term, self._term)))
+
     async def fire(self, schedule: str, version: int, tasks: Sequence[NewTask], next_at: int | None, term: Term) -> Fired:
         return await self._write(lambda step: settings.fire(step, schedule, version, tasks, next_at, term))
 

@@ -225,12 +225,12 @@ def _cancelled(moves: Moves, row: Row, outcome: Outcome) -> None:
 def _retry(moves: Moves, row: Row, outcome: Outcome) -> None:
     _record(moves, row, outcome)
     row.failures += 1
-    moves.later(row, RETRYING, moves.step.now + outcome.after)
+    moves.later(row, RETRYING, moves.step.now + outcome.after, error=outcome.error, started_after=outcome.started_after)
 
 
 def _snoozed(moves: Moves, row: Row, outcome: Outcome) -> None:
     _record(moves, row, outcome)
-    moves.later(row, SCHEDULED, moves.step.now + outcome.after)
+    moves.later(row, SCHEDULED, moves.step.now + outcome.after, started_after=outcome.started_after)
 
 
 def _released(moves: Moves, row: Row, outcome: Outcome) -> None:
@@ -253,10 +253,11 @@ def crash(moves: Moves, row: Row, error: ErrorInfo | None, *, keep_lease: bool) 
         moves.cancel(row)
         return
     most = moves.step.db.execute(queries.max_crashes, (row.seq,)).fetchone()[0]
+    code = "lease_lost" if error is None else error.code
     if row.crashes <= most:
-        moves.ready(row, ready_at=row.ready_at, keep_lease=keep_lease)
+        moves.ready(row, ready_at=row.ready_at, keep_lease=keep_lease, crashed=code)
     elif row.flags & UNWIND and row.must_end is None:
-        moves.ready(row, ready_at=moves.step.now, must_end="poison", keep_lease=keep_lease)
+        moves.ready(row, ready_at=moves.step.now, must_end="poison", keep_lease=keep_lease, crashed=code)
     else:
         poison = ErrorInfo("poison", f"its worker died {row.crashes} times" + (f": {error.message}" if error else ""))
         moves.end(row, DEAD, error=poison, phase="compensation_failed" if row.flags & UNWIND else None)
@@ -352,7 +353,7 @@ def _save_checkpoint(step: Step, row: Row, entry: Checkpoint) -> None:
     row.flags = flags
     row.version += 1
     data = {"value": entry.progress.value, "message": entry.progress.message} if entry.progress else {"checkpoint": entry.name}
-    step.event(Kind.PROGRESS, row.id, row.version, data)
+    step.event(Kind.PROGRESS, row.id, row.version, row.facts() | data)
 
 
 def signal(step: Step, task: str, name: str, data: bytes, signal_id: str) -> int:
@@ -377,7 +378,7 @@ def _deliver(step: Step, row: Row, name: str, number: int) -> None:
     row.flags = flags & ~AWAITS if awaited else flags
     step.db.execute(queries.set_flags, (row.flags, step.now, row.seq))
     row.version += 1
-    step.event(Kind.SIGNALLED, row.id, row.version, {"name": name, "number": number})
+    step.event(Kind.SIGNALLED, row.id, row.version, row.facts() | {"name": name, "number": number})
     if awaited and row.open_edges == 0:
         moves = Moves(step)
         moves.ready(row, ready_at=step.now, keep_lease=True)

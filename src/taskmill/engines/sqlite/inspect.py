@@ -109,7 +109,7 @@ def matching(db: Database, which: Filter, after: str | None, n: int, now: int) -
         raise InvalidInput(f"{n} is out of range", code="out_of_range", field="n", hint=f"1 to {MOST_ROWS}")
     conditions, bindings = _conditions(which, now)
     if after is not None:
-        if not after.isdecimal():
+        if not (after.isascii() and after.isdecimal() and int(after) < 1 << 63):
             raise InvalidInput(f"{after!r:.40} is not a cursor", code="invalid_cursor", field="after", hint="pass on what the page before answered")
         conditions.append("task.seq < ?")
         bindings.append(int(after))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from taskmill.engines.rows import FAR, PENDING
+from taskmill.engines.rows import FAR, PENDING, facts
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.events import Kind
@@ -222,11 +222,11 @@ def open_due(step: Step) -> bool:
     slice_ = 500
     due = step.db.execute(queries.due, (step.now, slice_)).fetchall()
     if due:
-        step.db.executemany(queries.make_due, [(step.now, row[6]) for row in due])
+        step.db.executemany(queries.make_due, [(step.now, row[7]) for row in due])
         refresh(step, {row[0] for row in due if row[0] > 0})
-    for _, task, type_name, queue, version, waited, _ in due:
+    for _, task, type_name, queue, tenant, version, waited, _ in due:
         if waited:
-            step.event(Kind.READY, task, version, {"type": type_name, "queue": queue})
+            step.event(Kind.READY, task, version, facts(type_name, queue, tenant))
     passed = step.db.execute(queries.passed_windows, (step.now, slice_)).fetchall()
     for number, name in passed:
         step.db.execute(queries.wake_at, (None, number))

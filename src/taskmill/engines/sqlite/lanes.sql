@@ -83,7 +83,7 @@ UPDATE taskmill_lane SET shut = NULL WHERE id IN (
 RETURNING id;
 
 -- name: due
-SELECT lane, id, type, queue, version + (state = 4), state = 4, seq FROM taskmill_task INDEXED BY taskmill_task_due
+SELECT lane, id, type, queue, tenant, version + (state = 4), state = 4, seq FROM taskmill_task INDEXED BY taskmill_task_due
 WHERE (lane > 0 AND state > 0 AND state < 3 OR state = 4) AND ready_at <= ? ORDER BY ready_at LIMIT ?;
 
 -- name: make_due

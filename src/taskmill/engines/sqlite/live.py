@@ -139,6 +139,11 @@ class Live:
         """Whether somebody else's term still runs."""
         return self._db.execute(queries.led, (role, holder, self._boot, self._clock.monotonic() - term)).fetchone() is not None
 
+    def runs(self, term: Term, lasts: int) -> bool:
+        """Whether a term that the store gave has not run out."""
+        since = self._clock.monotonic() - lasts
+        return self._db.execute(queries.runs, (term.role, term.holder, term.number, self._boot, since)).fetchone() is not None
+
     def lead(self, term: Term) -> None:
         self._db.execute(queries.lead, (term.role, term.holder, term.number, self._clock.monotonic(), self._boot))
 

@@ -38,6 +38,9 @@ UPDATE term SET at = ? WHERE role = ? AND holder = ? AND number = ? AND boot = ?
 -- name: led
 SELECT 1 FROM term WHERE role = ? AND holder <> ? AND boot = ? AND at > ?;
 
+-- name: runs
+SELECT 1 FROM term WHERE role = ? AND holder = ? AND number = ? AND boot = ? AND at > ?;
+
 -- name: lead
 INSERT INTO term (role, holder, number, at, boot) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET holder = excluded.holder, number = excluded.number, at = excluded.at, boot = excluded.boot WHERE excluded.number >= number;

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from taskmill.engine import Room
-from taskmill.engines.rows import UNIQUE_STARTED, decode_names, encode_names
+from taskmill.engines.rows import UNIQUE_STARTED, decode_names, encode_names, facts
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
@@ -43,7 +43,7 @@ _SEQ_LAST = itemgetter(4)
 Found = tuple[Any, ...]
 # seq, id, type, queue, priority, ready_at, version, executions, failures, crashes, flags, created_at, expires_at, tenant, must_end, phase, lane,
 # payload, retry, timeout, max_crashes, meta
-(SEQ, ID, TYPE, QUEUE, READY_AT, VERSION, EXECUTIONS, FLAGS, EXPIRES_AT, MUST_END, LANE, PAYLOAD) = (0, 1, 2, 3, 5, 6, 7, 10, 12, 14, 16, 17)
+(SEQ, ID, TYPE, QUEUE, READY_AT, VERSION, EXECUTIONS, FLAGS, EXPIRES_AT, TENANT, MUST_END, LANE, PAYLOAD) = (0, 1, 2, 3, 5, 6, 7, 10, 12, 13, 14, 16, 17)
 
 
 _type, _flags, _expires_at, _payload = itemgetter(TYPE), itemgetter(FLAGS), itemgetter(EXPIRES_AT), itemgetter(PAYLOAD)
@@ -197,7 +197,7 @@ class Picker:
 
     def _tell(self, rows: Sequence[Found]) -> None:
         for row in rows:
-            data = {"type": row[TYPE], "queue": row[QUEUE], "worker": self.worker, "attempt": row[EXECUTIONS] + 1}
+            data = facts(row[TYPE], row[QUEUE], row[TENANT]) | {"worker": self.worker, "attempt": row[EXECUTIONS] + 1}
             self.step.event(Kind.STARTED, row[ID], row[VERSION] + 1, data)
 
     def write(self) -> Sequence[Batch]:

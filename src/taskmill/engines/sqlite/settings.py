@@ -202,7 +202,7 @@ def _cancel(step: Step, row: Row) -> None:
         moves.settle()
     elif not row.flags & CANCEL:
         step.db.execute(queries.request_cancel, (step.now, row.seq))
-        step.event(Kind.CANCELLING, row.id, row.version + 1, {"type": row.type, "queue": row.queue})
+        step.event(Kind.CANCELLING, row.id, row.version + 1, row.facts())
 
 
 # Rates

@@ -33,6 +33,7 @@ from taskmill.engines.rows import (
     encode_error,
     encode_meta,
     encode_retry,
+    facts,
 )
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.sql import load
@@ -237,8 +238,8 @@ class _Batch:
         step.woke = self.replaced = True
         if lane > 0:
             self.stirred.add(lane)
-        task, version = step.db.execute(queries.version, (seq,)).fetchone()
-        step.event(Kind.REPLACED, task, version)
+        task, version, *place = step.db.execute(queries.version, (seq,)).fetchone()
+        step.event(Kind.REPLACED, task, version, facts(*place))
 
     # Edges
 
@@ -372,7 +373,8 @@ class _Batch:
             if draft.error is not None or draft.flags or new.tags or new.expires_at is not None:
                 self._add_parts(draft)
             if step.listening:
-                step.event(Kind.SUBMITTED if draft.error is None else Kind.DEAD, new.id, 1, {"type": new.type, "queue": draft.resolved.queue})
+                told = {} if draft.error is None else {"error": draft.error.code}
+                step.event(Kind.DEAD if told else Kind.SUBMITTED, new.id, 1, facts(new.type, draft.resolved.queue, new.tenant) | told)
 
     def _add_parts(self, draft: Draft) -> None:
         """What few tasks have beside their two rows."""

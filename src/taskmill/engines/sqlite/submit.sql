@@ -62,7 +62,7 @@ UPDATE taskmill_task SET state = CASE WHEN state = 4 THEN 4 ELSE ?1 END, ready_a
 UPDATE taskmill_body SET payload = ?, run_at = ? WHERE seq = ?;
 
 -- name: version
-SELECT id, version FROM taskmill_task WHERE seq = ?;
+SELECT id, version, type, queue, tenant FROM taskmill_task WHERE seq = ?;
 
 -- name: parent
 SELECT seq, state, flags FROM taskmill_task WHERE id = ?;

@@ -32,6 +32,7 @@ from taskmill.engines.rows import (
     WAITED,
     WAITING,
     encode_error,
+    facts,
 )
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.sql import load
@@ -69,6 +70,9 @@ class Row(msgspec.Struct):
     claimed_at: int | None
     must_end: str | None
 
+    def facts(self) -> dict[str, Any]:
+        return facts(self.type, self.queue, self.tenant)
+
 
 def read_rows(step: Step, tasks: Iterable[str]) -> dict[str, Row]:
     return {row[1]: Row(*row) for row in step.db.executemany(queries.row, [(task,) for task in tasks])}
@@ -93,8 +97,11 @@ class Moves:
 
     # Arrivals
 
-    def ready(self, row: Row, *, ready_at: int, must_end: str | None = None, keep_lease: bool = False, executions: int | None = None) -> None:
-        """The task can be claimed from `ready_at` on."""
+    def ready(
+        self, row: Row, *, ready_at: int, must_end: str | None = None, keep_lease: bool = False, executions: int | None = None, crashed: str | None = None
+    ) -> None:
+        """The task can be claimed from `ready_at` on. `crashed`: the code of what ended its attempt."""
+        told = {} if crashed is None else self._of_attempt(row, crashed, None)
         self._leave_lease(row)
         if must_end is not None:
             row.flags &= ~(CANCEL | AWAITS | SEALED)
@@ -103,14 +110,15 @@ class Moves:
         ready_at = min(ready_at, self.step.now)  # its time has come once; if the clock was set back since, it is due all the same
         values = (state, ready_at, row.failures, row.crashes, row.executions if executions is None else executions, row.flags, must_end or row.must_end)
         self.step.db.execute(queries.set_ready, (*values, keep_lease, self.step.now, row.seq))
-        self._arrived(row, state)
+        self._arrived(row, state, told)
 
-    def later(self, row: Row, state: int, ready_at: int) -> None:
+    def later(self, row: Row, state: int, ready_at: int, *, error: ErrorInfo | None = None, started_after: int | None = None) -> None:
         """Scheduled or retrying, until `ready_at`; its lease ends with it and stays known, for the repeat of this step."""
+        told = self._of_attempt(row, None if error is None else error.code, started_after)
         self._leave_lease(row)
         values = (state, ready_at, row.failures, row.crashes, row.executions, row.flags, row.must_end)
         self.step.db.execute(queries.set_ready, (*values, True, self.step.now, row.seq))
-        self._arrived(row, state)
+        self._arrived(row, state, told)
 
     def wake_up(self, row: Row) -> None:
         """Nothing is left to wait for; still no task starts before its time."""
@@ -123,7 +131,7 @@ class Moves:
     def wait(self, row: Row, *, deadline: int, awaits: str | None) -> None:
         self._leave_lease(row)
         self.step.db.execute(queries.set_waiting, (deadline, row.flags, row.open_edges, awaits, self.step.now, row.seq))
-        self._arrived(row, WAITING)
+        self._arrived(row, WAITING, {})
 
     def end(
         self,
@@ -137,6 +145,7 @@ class Moves:
     ) -> None:
         """Completed, dead or cancelled. The attempt that ended it stays in the row; one that ended earlier has its own record."""
         attempt = row.state == RUNNING
+        told = self._of_attempt(row, None if error is None else error.code, started_after)
         self._leave_lease(row)
         flags = row.flags & ~(CANCEL | AWAITS | SEALED)
         self.step.db.execute(
@@ -145,7 +154,7 @@ class Moves:
         if error is not None or result is not None:
             self.step.db.execute(queries.set_ending, (row.seq, result, encode_error(error)))
         self._let_go(row, state)
-        self._arrived(row, state, error)
+        self._arrived(row, state, told)
         self.step.ended = True
         owed = {"id": row.id, "type": row.type, "queue": row.queue, "state": STATES[state].value, "version": row.version}
         self.step.owe("ended", row.id, owed)
@@ -195,17 +204,23 @@ class Moves:
         if row.flags & WAITED:
             self.fallen.append((row.seq, state))
 
-    def _arrived(self, row: Row, state: int, error: ErrorInfo | None = None) -> None:
+    def _of_attempt(self, row: Row, error: str | None, started_after: int | None) -> dict[str, Any]:
+        """What an event says of the attempt that ends with it, if one does, and of the error."""
+        if not self.step.listening:
+            return {}
+        told: dict[str, Any] = {} if error is None else {"error": error}
+        if row.state == RUNNING:
+            told |= {"attempt": row.executions, "duration": max(0, self.step.now - (row.claimed_at or self.step.now) - (started_after or 0))}
+        return told
+
+    def _arrived(self, row: Row, state: int, told: dict[str, Any]) -> None:
         row.state = state
         row.version += 1
         if state < RUNNING:
             self.step.woke = True
             if row.lane > 0:
                 self.stirred.add(row.lane)
-        data: dict[str, Any] = {"type": row.type, "queue": row.queue}
-        if error is not None:
-            data["error"] = error.code
-        self.step.event(of_state(STATES[state]), row.id, row.version, data)
+        self.step.event(of_state(STATES[state]), row.id, row.version, row.facts() | told)
 
     # Other rows, once for the whole step
 

@@ -32,10 +32,28 @@ BEGIN
   RETURN CASE WHEN lane_number < 0 THEN -lane_number ELSE (SELECT queue FROM lane WHERE id = lane_number) END;
 END $$;
 
-CREATE FUNCTION facts(task_id uuid) RETURNS json LANGUAGE plpgsql STABLE AS $$
+-- What every event of a task says of it, before `more` (an object with members, or NULL): whoever may not see the task is known by this alone. The texts are
+-- joined: the operators of JSON refuse a document that holds \u0000 anywhere.
+CREATE FUNCTION facts(p_type text, p_queue text, p_tenant text, more json DEFAULT NULL) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN p_tenant = '' THEN left(json_build_object('type', p_type, 'queue', p_queue)::text, -1)
+    ELSE left(json_build_object('type', p_type, 'queue', p_queue, 'tenant', p_tenant)::text, -1) END || coalesce(',' || substr(more::text, 2), '}')
+$$;
+
+-- An event of a task, if somebody listens.
+CREATE FUNCTION tell_task(p_kind text, p_id uuid, p_version integer, p_now bigint, more json DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  RETURN (SELECT json_build_object('type', type, 'queue', queue) FROM body WHERE id = task_id);
+  INSERT INTO event (kind, subject, version, at, data)
+  SELECT p_kind, p_id::text, p_version, p_now, (SELECT facts(b.type, b.queue, b.tenant, more) FROM body b WHERE b.id = p_id) FROM store WHERE listen_until > p_now;
 END $$;
+
+-- The code of an error as it was encoded: its first field, and a name. (The operators of JSON refuse a document that holds \u0000 anywhere.)
+CREATE FUNCTION code_of(error json) RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT substring(error::text FROM '"code" ?: ?"([^"]*)"') $$;
+
+-- What an event says of the attempt that ends with it, if one does, and of the error; NULL: nothing.
+CREATE FUNCTION of_attempt(t task, why json, started_after bigint, now bigint) RETURNS json LANGUAGE sql STABLE AS $$
+  SELECT nullif(json_strip_nulls(json_build_object('error', code_of(why), 'attempt', CASE WHEN t.state = 3 THEN t.executions END,
+    'duration', CASE WHEN t.state = 3 THEN greatest(0, now - t.claimed_at - coalesce(started_after, 0)) END))::text, '{}')::json
+$$;
 
 -- The task left the state it was in: its slot returns, and its lane looks for its next task when a waiting one left it, or the one its order waited for.
 -- `arrives_at`: its age, where it becomes claimable there, now or later.
@@ -56,26 +74,28 @@ CREATE FUNCTION name_of(state smallint) RETURNS text LANGUAGE sql IMMUTABLE AS $
 $$;
 
 -- Pending, scheduled or retrying from `ready_at` on. `keep_lease`: its own holder ended it, so the lease stays known for the repeat of that step.
-CREATE FUNCTION set_ready(t task, new_state smallint, new_ready_at bigint, keep_lease boolean, now bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- `told`: what the event says of the attempt that ended.
+CREATE FUNCTION set_ready(t task, new_state smallint, new_ready_at bigint, keep_lease boolean, now bigint, told json DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM leave_lane(t, new_ready_at);
   UPDATE task SET state = new_state, ready_at = new_ready_at, failures = t.failures, crashes = t.crashes, executions = t.executions, flags = t.flags,
     must_end = t.must_end, open_edges = t.open_edges, token = CASE WHEN keep_lease THEN t.token END, worker = CASE WHEN keep_lease THEN t.worker END,
     request = NULL, awaits = NULL, version = version + 1, updated_at = now
   WHERE id = t.id;
-  PERFORM tell(kind_of(new_state), t.id::text, t.version + 1, now, facts(t.id));
+  PERFORM tell_task(kind_of(new_state), t.id, t.version + 1, now, told);
   PERFORM announce(ARRAY[queue_of(t.lane)]);
 END $$;
 
 -- The task can be claimed. Its time has come once: if the clock was set back since, it is due all the same.
-CREATE FUNCTION make_ready(t task, new_ready_at bigint, now bigint, reason text DEFAULT NULL, keep_lease boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION make_ready(t task, new_ready_at bigint, now bigint, reason text DEFAULT NULL, keep_lease boolean DEFAULT false, told json DEFAULT NULL)
+RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF reason IS NOT NULL THEN  -- it must end, by its own handler
     t.flags := t.flags & ~(2 | 64 | 128);
     t.crashes := 0;
     t.must_end := reason;
   END IF;
-  PERFORM set_ready(t, 0::smallint, least(new_ready_at, now), keep_lease, now);
+  PERFORM set_ready(t, 0::smallint, least(new_ready_at, now), keep_lease, now, told);
 END $$;
 
 -- Nothing is left to wait for; still no task starts before its time.
@@ -96,7 +116,7 @@ BEGIN
   UPDATE task SET state = 4, ready_at = deadline, flags = t.flags, open_edges = t.open_edges, awaits = new_awaits, failures = t.failures, crashes = t.crashes,
     version = version + 1, updated_at = now
   WHERE id = t.id;
-  PERFORM tell('task.waiting', t.id::text, t.version + 1, now, facts(t.id));
+  PERFORM tell_task('task.waiting', t.id, t.version + 1, now);
 END $$;
 
 -- Completed, dead or cancelled. If an attempt ended it, its lease stays in the record; one that ended earlier has its own.
@@ -119,13 +139,9 @@ BEGIN
   IF new_state = 6 THEN
     PERFORM owe('dead', t.id::text, owed, now);
   END IF;
-  PERFORM tell(kind_of(new_state), t.id::text, t.version + 1, now,
-    CASE WHEN new_error IS NULL THEN facts(t.id) ELSE (facts(t.id)::jsonb || jsonb_build_object('error', code_of(new_error)))::json END);
+  PERFORM tell_task(kind_of(new_state), t.id, t.version + 1, now, of_attempt(t, new_error, started_after, now));
   PERFORM pg_notify(current_schema(), 'ended') FROM store WHERE wait_until > now;
 END $$;
-
--- The code of an error as it was encoded: its first field, and a name. (The operators of JSON refuse a document that holds \u0000 anywhere.)
-CREATE FUNCTION code_of(error json) RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT substring(error::text FROM '"code" ?: ?"([^"]*)"') $$;
 
 -- What an ended task held: its unique key, its signals, its place in an order; and the edges of those who wait for it fall.
 CREATE FUNCTION let_go(t task, new_state smallint) RETURNS void LANGUAGE plpgsql AS $$
@@ -171,14 +187,15 @@ END $$;
 CREATE FUNCTION crash(t task, why json, keep_lease boolean, now bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   most integer := (SELECT max_crashes FROM body WHERE id = t.id);
+  told json := of_attempt(t, coalesce(why, '{"code":"lease_lost"}'), NULL, now);
 BEGIN
   t.crashes := t.crashes + 1;
   IF t.flags & 2 <> 0 THEN
     PERFORM make_cancelled(t, now);
   ELSIF t.crashes <= most THEN
-    PERFORM make_ready(t, t.ready_at, now, NULL, keep_lease);
+    PERFORM make_ready(t, t.ready_at, now, NULL, keep_lease, told);
   ELSIF t.flags & 256 <> 0 AND t.must_end IS NULL THEN
-    PERFORM make_ready(t, now, now, 'poison', keep_lease);
+    PERFORM make_ready(t, now, now, 'poison', keep_lease, told);
   ELSE
     PERFORM make_ended(t, 6::smallint, now,
       json_build_object('code', 'poison', 'message', format('its worker died %s times', t.crashes) || coalesce(': ' || message_of(why), '')),

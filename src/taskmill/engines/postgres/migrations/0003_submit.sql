@@ -105,7 +105,7 @@ BEGIN
     ready_at = CASE WHEN t.state = 4 THEN ready_at WHEN p_run_at > now THEN p_run_at ELSE now END,
     priority = p_priority, size = octet_length(p_payload::text), version = version + 1, updated_at = now WHERE id = t.id;
   UPDATE body SET payload = p_payload, run_at = p_run_at, priority = p_priority WHERE id = t.id;
-  PERFORM tell('task.replaced', t.id::text, t.version + 1, now);
+  PERFORM tell_task('task.replaced', t.id, t.version + 1, now);
   IF p_own THEN
     PERFORM announce(ARRAY[queue_of(t.lane)]);
   END IF;
@@ -531,7 +531,7 @@ BEGIN
   IF listening THEN
     INSERT INTO event (kind, subject, version, at, data)
     SELECT CASE WHEN u.place = ANY (rejected) THEN 'task.dead' ELSE 'task.submitted' END, u.id::text, 1, now,
-      json_build_object('type', types[u.line], 'queue', queues[u.line])::text
+      facts(types[u.line], queues[u.line], tenants[u.line], CASE WHEN u.place = ANY (rejected) THEN json_build_object('error', 'rate_limited') END)
     FROM unnest(p_ids, p_line) WITH ORDINALITY u(id, line, place) WHERE alive IS NULL OR alive[u.place] OR u.place = ANY (rejected);
   END IF;
   IF p_unseal IS NOT NULL THEN

@@ -74,11 +74,11 @@ DECLARE
   r record;
 BEGIN
   FOR r IN
-    SELECT e.id, e.version, json_build_object('id', e.id, 'type', b.type, 'queue', b.queue, 'state', 'completed', 'version', e.version) AS owed
+    SELECT e.id, e.version, e.executions, greatest(0, now - coalesce(e.started_at, e.claimed_at, now)) AS duration, json_build_object('id', e.id, 'type', b.type, 'queue', b.queue, 'state', 'completed', 'version', e.version) AS owed
     FROM ended e JOIN body b ON b.id = ANY (ARRAY[e.id]) WHERE e.id = ANY (ids) ORDER BY uuid_send(e.id)
   LOOP
     PERFORM owe('ended', r.id::text, r.owed, now);
-    PERFORM tell('task.completed', r.id::text, r.version, now, facts(r.id));
+    PERFORM tell_task('task.completed', r.id, r.version, now, json_build_object('attempt', r.executions, 'duration', r.duration));
   END LOOP;
 END $$;
 
@@ -202,9 +202,9 @@ BEGIN
       PERFORM make_ended(t, 7::smallint, now, why, o.result::json, NULL, o.started_after);
     WHEN 'retry' THEN
       t.failures := t.failures + 1;
-      PERFORM set_ready(t, 2::smallint, now + o.after, true, now);
+      PERFORM set_ready(t, 2::smallint, now + o.after, true, now, of_attempt(t, why, o.started_after, now));
     WHEN 'snoozed' THEN
-      PERFORM set_ready(t, 1::smallint, now + o.after, true, now);
+      PERFORM set_ready(t, 1::smallint, now + o.after, true, now, of_attempt(t, NULL, o.started_after, now));
     WHEN 'released' THEN
       t.executions := t.executions - (o.started_after IS NULL)::integer;
       PERFORM make_ready(t, t.ready_at, now, NULL, true);
@@ -354,7 +354,7 @@ BEGIN
     IF u.name IS NOT NULL THEN
       INSERT INTO checkpoint (id, name, value) VALUES (u.id, u.name, u.value) ON CONFLICT (id, name) DO UPDATE SET value = excluded.value;
     END IF;
-    PERFORM tell('task.progress', u.id::text, t.version, now, CASE WHEN u.progress IS NULL THEN json_build_object('checkpoint', u.name)
+    PERFORM tell_task('task.progress', u.id, t.version, now, CASE WHEN u.progress IS NULL THEN json_build_object('checkpoint', u.name)
       ELSE json_build_object('value', u.progress::json -> 'value', 'message', coalesce(u.progress::json ->> 'message', '')) END);
   END LOOP;
 END $$;
@@ -390,7 +390,7 @@ BEGIN
   t.flags := (t.flags | 1024) & CASE WHEN awaited THEN ~128 ELSE ~0 END;
   t.version := t.version + 1;
   UPDATE task SET flags = t.flags, version = t.version, updated_at = now WHERE id = p_task;
-  PERFORM tell('task.signalled', p_task::text, t.version, now, json_build_object('name', p_name, 'number', signal.number));
+  PERFORM tell_task('task.signalled', p_task, t.version, now, json_build_object('name', p_name, 'number', signal.number));
   IF awaited AND t.open_edges = 0 THEN
     PERFORM make_ready(t, now, now, NULL, true);
     stirs := t.lane > 0;

@@ -255,7 +255,7 @@ BEGIN
   IF woken IS NOT NULL THEN
     INSERT INTO stir (lane, at) SELECT u.lane, min(u.at) FROM unnest(lanes, ages) u(lane, at) WHERE u.lane > 0 GROUP BY u.lane;
     IF (SELECT listen_until > now FROM store) THEN
-      PERFORM tell(kind_of(w.state), w.id::text, w.version, now, facts(w.id)) FROM task w WHERE w.id = ANY (woken) ORDER BY w.seq;
+      PERFORM tell_task(kind_of(w.state), w.id, w.version, now) FROM task w WHERE w.id = ANY (woken) ORDER BY w.seq;
     END IF;
     PERFORM announce(ARRAY(SELECT DISTINCT queue_of(l.lane) FROM (SELECT DISTINCT u.lane FROM unnest(lanes) u(lane)) l));
   END IF;
@@ -365,7 +365,7 @@ BEGIN
   ids := ARRAY(SELECT id FROM task WHERE ((lane > 0 AND (state = 1 OR state = 2)) OR state = 4) AND ready_at <= now ORDER BY ready_at LIMIT 500 FOR UPDATE SKIP LOCKED);
   IF ids <> '{}' THEN
     -- A delayed task that came due reads as pending already: only the end of a wait is a change that others can see.
-    PERFORM tell('task.ready', t.id::text, t.version + 1, now, facts(t.id)) FROM task t WHERE t.id = ANY (ids) AND t.state + 0 = 4 ORDER BY t.seq;
+    PERFORM tell_task('task.ready', t.id, t.version + 1, now) FROM task t WHERE t.id = ANY (ids) AND t.state + 0 = 4 ORDER BY t.seq;
     UPDATE task SET version = version + (state = 4)::integer, ready_at = CASE state WHEN 4 THEN now ELSE ready_at END, state = 0, flags = flags & ~128, awaits = NULL
     WHERE id = ANY (ids);
     lanes := ARRAY(SELECT DISTINCT lane FROM task WHERE id = ANY (ids) AND lane > 0);

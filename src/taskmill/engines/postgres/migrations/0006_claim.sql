@@ -534,7 +534,7 @@ END $$;
 CREATE FUNCTION claim(p_worker text, p_request bigint, p_queues text[], p_slots integer, p_rooms jsonb, p_prefetch integer, p_bytes bigint, p_now bigint)
 RETURNS TABLE (id text, type text, queue text, payload text, token bigint, attempt integer, claimed_at bigint, priority smallint, failures integer, crashes integer,
   max_crashes integer, version integer, created_at bigint, retry text, timeout bigint, expires_at bigint, tenant text, limits text[], flags integer,
-  must_end text, phase text, meta text) LANGUAGE plpgsql AS $$
+  must_end text, phase text, meta text, ready_at bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   w workers;
@@ -589,7 +589,7 @@ BEGIN
         version = t.version + 1, executions = t.executions + 1
       FROM unnest(plain) WITH ORDINALITY u(id, place), body b WHERE t.id = ANY (ARRAY[u.id]) AND b.id = ANY (ARRAY[u.id])
       RETURNING t.id::text, t.type, b.queue, b.payload::text, t.token, t.executions, t.claimed_at, t.priority, t.failures, t.crashes, b.max_crashes, t.version,
-        b.created_at, b.retry, b.timeout, t.expires_at, b.tenant, NULL::text[], t.flags, t.must_end, t.phase, b.meta;
+        b.created_at, b.retry, b.timeout, t.expires_at, b.tenant, NULL::text[], t.flags, t.must_end, t.phase, b.meta, t.ready_at;
   ELSIF plain IS NULL AND numbers <> '{}' THEN
     p := pick_all(p, numbers, p_prefetch);
     p.more := p.more OR p.passed >= 1000;
@@ -598,8 +598,8 @@ BEGIN
     UPDATE workers k SET request = p_request WHERE k.id = p_worker;
     DELETE FROM held h WHERE h.id = ANY (ARRAY(SELECT t.id FROM task t WHERE t.id = ANY (p.taken) AND t.flags & 4 <> 0));
     IF listening THEN
-      PERFORM tell('task.started', t.id::text, t.version, now, json_build_object('type', b.type, 'queue', b.queue, 'worker', p_worker, 'attempt', t.executions))
-      FROM unnest(p.taken) WITH ORDINALITY u(id, place) JOIN task t ON t.id = ANY (ARRAY[u.id]) JOIN body b ON b.id = ANY (ARRAY[u.id]) ORDER BY u.place;
+      PERFORM tell_task('task.started', t.id, t.version, now, json_build_object('worker', p_worker, 'attempt', t.executions))
+      FROM unnest(p.taken) WITH ORDINALITY u(id, place) JOIN task t ON t.id = ANY (ARRAY[u.id]) ORDER BY u.place;
     END IF;
     RETURN QUERY SELECT * FROM claimed(p.taken);
   ELSIF coalesce(plain, '{}') = '{}' AND NOT p.more THEN
@@ -624,9 +624,9 @@ END $$;
 -- Everything that handlers need of these tasks, in this order.
 CREATE FUNCTION claimed(ids uuid[]) RETURNS TABLE (id text, type text, queue text, payload text, token bigint, attempt integer, claimed_at bigint, priority smallint,
   failures integer, crashes integer, max_crashes integer, version integer, created_at bigint, retry text, timeout bigint, expires_at bigint, tenant text,
-  limits text[], flags integer, must_end text, phase text, meta text) LANGUAGE sql STABLE AS $$
+  limits text[], flags integer, must_end text, phase text, meta text, ready_at bigint) LANGUAGE sql STABLE AS $$
   SELECT t.id::text, b.type, b.queue, b.payload::text, t.token, t.executions, t.claimed_at, t.priority, t.failures, t.crashes, b.max_crashes, t.version, b.created_at,
-    b.retry, b.timeout, t.expires_at, b.tenant, CASE WHEN t.lane > 0 THEN (SELECT l.limits FROM lane l WHERE l.id = t.lane) END, t.flags, t.must_end, t.phase, b.meta
+    b.retry, b.timeout, t.expires_at, b.tenant, CASE WHEN t.lane > 0 THEN (SELECT l.limits FROM lane l WHERE l.id = t.lane) END, t.flags, t.must_end, t.phase, b.meta, t.ready_at
   FROM unnest(ids) WITH ORDINALITY u(id, place) JOIN task t ON t.id = ANY (ARRAY[u.id]) JOIN body b ON b.id = ANY (ARRAY[u.id]) ORDER BY u.place
 $$;
 

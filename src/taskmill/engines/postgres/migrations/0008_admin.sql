@@ -63,7 +63,7 @@ BEGIN
     RETURN refused(state_now(t.state, t.ready_at, now), t.version, 'stale_version');
   ELSIF t.state = 3 THEN
     UPDATE task SET flags = flags | 2, version = version + 1, updated_at = now WHERE id = t.id;
-    PERFORM tell('task.cancelling', t.id::text, t.version + 1, now, facts(t.id));
+    PERFORM tell_task('task.cancelling', t.id, t.version + 1, now);
     RETURN (NULL, true, 3, t.version + 1, true, NULL)::changed;
   ELSIF t.flags & 256 <> 0 AND t.must_end IS NOT NULL THEN
     RETURN (NULL, true, 0, t.version, false, NULL)::changed;
@@ -135,7 +135,7 @@ BEGIN
   INSERT INTO expiry (at, id) SELECT b.expires_at, e.id WHERE b.expires_at IS NOT NULL ON CONFLICT DO NOTHING;
   INSERT INTO ordered (lane, seq, id) SELECT p_lane, e.seq, e.id WHERE e.flags & 1 <> 0 ON CONFLICT DO NOTHING;
   INSERT INTO stir (lane) SELECT p_lane WHERE p_lane > 0;
-  PERFORM tell('task.ready', e.id::text, e.version + 1, now, facts(e.id));
+  PERFORM tell_task('task.ready', e.id, e.version + 1, now);
   PERFORM announce(ARRAY[queue_of(p_lane)]);
   RETURN CASE WHEN waits THEN 4 ELSE 0 END;
 END $$;
@@ -235,8 +235,8 @@ BEGIN
       ELSIF owes_something(e.id) THEN
         c := refused(e.state, e.version, 'undelivered');
       ELSE
+        PERFORM tell_task('task.deleted', e.id, e.version + 1, now);
         PERFORM purge(ARRAY[e.id], ARRAY[r.hash], now);
-        PERFORM tell('task.deleted', e.id::text, e.version + 1, now);
         c := (NULL, true, e.state, e.version, false, NULL)::changed;
       END IF;
     ELSE

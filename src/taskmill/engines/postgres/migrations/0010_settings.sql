@@ -273,7 +273,7 @@ BEGIN
     PERFORM make_cancelled(t, now);
   ELSIF t.flags & 2 = 0 THEN
     UPDATE task SET flags = flags | 2, version = version + 1, updated_at = now WHERE id = p_id;
-    PERFORM tell('task.cancelling', p_id::text, t.version + 1, now, facts(p_id));
+    PERFORM tell_task('task.cancelling', p_id, t.version + 1, now);
   END IF;
 END $$;
 

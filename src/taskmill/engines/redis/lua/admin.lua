@@ -71,7 +71,7 @@ local function delete(h, version, hash)
   if not hash and M.known_until(h) > S.now then return {false, false, answer_raw(h.body), false, 'hash'} end
   local answer = {true, h[F.state], h[F.version], false, false}
   M.purge(h, hash)
-  S.tell('task.deleted', h.id, h[F.version] + 1)
+  S.tell_task('task.deleted', h, h[F.version] + 1)
   return answer
 end
 

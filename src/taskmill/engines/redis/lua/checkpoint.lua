@@ -16,7 +16,7 @@ for n, e in ipairs(A) do
     if e[8] then h[F.phase] = e[8] end
     h[F.version], h[F.updated_at] = h[F.version] + 1, S.now
     R.touch(h)
-    S.tell('task.progress', h.id, h[F.version], e[9])
+    S.tell_task('task.progress', h, h[F.version], e[9])
   end
 end
 return done(pack(refused))

@@ -22,7 +22,9 @@ local function tell(g, id, record)
     S.owe('ended', id, owed)
     S.owe('archive', id, owed)
   end
-  S.tell('task.completed', id, h[F.version], {type = g[2], queue = g[1]})
+  h.id = id
+  local began = h[F.started_at] or h[F.claimed_at]
+  S.tell_task('task.completed', h, h[F.version], {attempt = h[F.executions], duration = math.max(0, S.now - began)})
 end
 
 for _, g in ipairs(A) do

@@ -5,7 +5,7 @@ function M.request_cancel(h)
   h[F.version], h[F.updated_at] = h[F.version] + 1, S.now
   R.touch(h)
   call('SADD', P .. 'stop:' .. h[F.worker], h.id)
-  S.tell('task.cancelling', h.id, h[F.version], S.listening() and {type = h[F.type], queue = h[F.queue]} or false)
+  S.tell_task('task.cancelling', h, h[F.version])
 end
 
 -- An ended task is ready again, with failures and crashes 0, its attempt numbers going on.
@@ -26,7 +26,7 @@ function M.open_again(h)
   R.touch(h)
   M.enter(h)
   S.wake(h[F.queue])
-  S.tell('task.ready', h.id, h[F.version], S.listening() and {type = h[F.type], queue = h[F.queue]} or false)
+  S.tell_task('task.ready', h, h[F.version])
 end
 
 -- Its id stays known for its window.

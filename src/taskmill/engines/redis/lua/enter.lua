@@ -1,5 +1,5 @@
 -- Submit, for tasks that nothing sets apart: ready now, under no limit, with no key, no edge, no share. The caller has made their records.
--- A: {generation, groups {{queue, type, priority, how many}, …}}; then for each task its id, and its record without time and number
+-- A: {generation, groups {{queue, type, priority, how many, tenant}, …}}; then for each task its id, and its record without time and number
 -- answers 'settings', 'full' (an id is known already: ask submit.lua), or true
 
 if settings_have_changed(A[1]) then return pack('settings') end
@@ -24,7 +24,7 @@ for _, g in ipairs(A[2]) do
     records[2 * place - 1], records[2 * place] = keys[2 * place - 1], STAMP .. number .. ARGV[2 * place + 2]
     ids[2 * place - 1], ids[2 * place] = seq, id
     line[2 * i - 1], line[2 * i] = now, number .. kind .. id
-    if hears then S.tell('task.submitted', id, 1, {type = g[2], queue = g[1]}) end
+    if hears then S.tell('task.submitted', id, 1, {type = g[2], queue = g[1], tenant = g[5] ~= '' and g[5] or nil}) end
   end
   call('ZADD', P .. 'q:' .. g[1] .. ':' .. g[3], unpack(line))
   call('SADD', P .. 'queues', g[1])

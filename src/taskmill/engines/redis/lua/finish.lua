@@ -84,11 +84,11 @@ local APPLY = {
   retry = function(h, o)
     attempt(h, o)
     h[F.failures] = h[F.failures] + 1
-    M.later(h, RETRYING, S.now + (o[5].after or 0))
+    M.later(h, RETRYING, S.now + (o[5].after or 0), o[5])
   end,
   snoozed = function(h, o)
     attempt(h, o)
-    M.later(h, SCHEDULED, S.now + (o[5].after or 0))
+    M.later(h, SCHEDULED, S.now + (o[5].after or 0), {started_after = o[5].started_after})
   end,
   released = function(h, o)
     if o[5].started_after then

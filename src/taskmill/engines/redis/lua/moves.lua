@@ -57,7 +57,7 @@ function M.leave(h)
   if lane > 0 and (state ~= RUNNING or band(h[F.flags], ORDERED) ~= 0) then M.stirred[lane] = true end
 end
 
-local function arrive(h, state, err)
+local function arrive(h, state, told)
   S.count(h, h[F.state], -1)
   S.count(h, state, 1)
   h[F.state] = state
@@ -65,7 +65,7 @@ local function arrive(h, state, err)
   h[F.updated_at] = S.now
   R.touch(h)
   M.enter(h)
-  S.tell_state(h, state, err)
+  S.tell_task('task.' .. KINDS[state], h, h[F.version], told)
 end
 
 local function void_lease(h, keep)
@@ -73,9 +73,10 @@ local function void_lease(h, keep)
   h[F.request], h[F.awaits], h[F.finished_at] = false, false, false
 end
 
--- The task can be claimed. Its time has come once; if the clock was set back since, it is due all the same.
+-- The task can be claimed. Its time has come once; if the clock was set back since, it is due all the same. `crashed`: the code of what ended its attempt.
 function M.ready(h, ready_at, o)
   o = o or {}
+  local told = o.crashed and S.of_attempt(h, o.crashed)
   M.leave(h)
   if o.must_end then
     h[F.flags] = band(h[F.flags], bnot(CANCEL + AWAITS + SEALED))
@@ -85,15 +86,16 @@ function M.ready(h, ready_at, o)
   if o.executions then h[F.executions] = o.executions end
   h[F.ready_at] = math.min(ready_at, S.now)
   void_lease(h, o.keep)
-  arrive(h, PENDING)
+  arrive(h, PENDING, told)
 end
 
 -- Scheduled or retrying, until ready_at; its lease ends with it and stays known, for the repeat of this step.
-function M.later(h, state, ready_at)
+function M.later(h, state, ready_at, o)
+  local told = S.of_attempt(h, o and o.error and o.error.code, o and o.started_after)
   M.leave(h)
   h[F.ready_at] = ready_at
   void_lease(h, true)
-  arrive(h, state)
+  arrive(h, state, told)
 end
 
 -- Nothing is left to wait for; still no task starts before its time.
@@ -127,7 +129,7 @@ end
 -- Completed, dead or cancelled. The attempt that ended it stays in the record; one that ended earlier has its own.
 function M.finish(h, state, o)
   o = o or {}
-  local attempt = h[F.state] == RUNNING
+  local attempt, told = h[F.state] == RUNNING, S.of_attempt(h, o.error and o.error.code, o.started_after)
   M.leave(h)
   if o.started_after then h[F.started_at] = h[F.claimed_at] + o.started_after end
   h[F.flags] = band(h[F.flags], bnot(CANCEL + AWAITS + SEALED))
@@ -138,7 +140,7 @@ function M.finish(h, state, o)
   h[F.result] = o.result or false
   h[F.error] = o.error and cjson.encode(o.error) or false
   let_go(h, state)
-  arrive(h, state, o.error)
+  arrive(h, state, told)
   S.add_later(P .. 'ended:' .. state, S.now, h.id)
   S.ended = true
   local owed = {id = h.id, type = h[F.type], queue = h[F.queue], state = STATES[state], version = h[F.version]}
@@ -178,9 +180,9 @@ function M.crash(h, err, keep)
   if band(h[F.flags], CANCEL) ~= 0 then
     M.cancel(h)
   elseif h[F.crashes] <= h[F.max_crashes] then
-    M.ready(h, h[F.ready_at], {keep = keep})
+    M.ready(h, h[F.ready_at], {keep = keep, crashed = err and err.code or 'lease_lost'})
   elseif band(h[F.flags], UNWIND) ~= 0 and not h[F.must_end] then
-    M.ready(h, S.now, {must_end = 'poison', keep = keep})
+    M.ready(h, S.now, {must_end = 'poison', keep = keep, crashed = err and err.code or 'lease_lost'})
   else
     local message = 'its worker died ' .. h[F.crashes] .. ' times' .. (err and ': ' .. (err.message or '') or '')
     M.finish(h, DEAD, {error = {code = 'poison', message = message}, phase = band(h[F.flags], UNWIND) ~= 0 and 'compensation_failed' or nil})
@@ -307,7 +309,7 @@ function M.open_due()
       if waited then
         h[F.version], h[F.ready_at], h[F.awaits] = h[F.version] + 1, S.now, false
         h[F.flags] = band(h[F.flags], bnot(AWAITS))
-        S.tell_state(h, PENDING)
+        S.tell_task('task.ready', h, h[F.version])
       end
       R.touch(h)
       if waited or h[F.lane] > 0 then call('ZADD', line_of(h), h[F.ready_at], line_member(h)) end

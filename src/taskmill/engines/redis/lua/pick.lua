@@ -30,7 +30,7 @@ local function start(h)
   R.touch(h)
   C.taken[#C.taken + 1] = h
   if band(h[F.flags], UNIQUE_STARTED) ~= 0 then M.free_unique(h) end
-  if S.listening() then S.tell('task.started', h.id, h[F.version], {type = h[F.type], queue = h[F.queue], worker = C.worker, attempt = h[F.executions]}) end
+  if S.listening() then S.tell_task('task.started', h, h[F.version], {worker = C.worker, attempt = h[F.executions]}) end
 end
 
 -- All of one line, which they leave together.

@@ -154,7 +154,7 @@ local function replace(h, t)
   S.count(h, h[F.state], 1)
   R.touch(h)
   M.enter(h)
-  S.tell('task.replaced', h.id, h[F.version])
+  S.tell_task('task.replaced', h, h[F.version])
 end
 
 -- By unique key. Its holder may be an earlier one of this batch, that is stored with what this one brings.
@@ -313,7 +313,7 @@ function B.store(b)
         M.enter(h)
         b.answers[n] = {'created', t[1]}
       end
-      S.tell(rejected and 'task.dead' or 'task.submitted', t[1], 1, S.listening() and {type = h[F.type], queue = h[F.queue]} or false)
+      S.tell_task(rejected and 'task.dead' or 'task.submitted', h, 1, rejected and {error = 'rate_limited'})
     end
   end
   for queue in pairs(queues) do call('SADD', P .. 'queues', queue) end

@@ -19,7 +19,7 @@ h[F.flags] = bor(h[F.flags], SIGNALS)
 if awaited then h[F.flags] = band(h[F.flags], bnot(AWAITS)) end
 h[F.version], h[F.updated_at] = h[F.version] + 1, S.now
 R.touch(h)
-S.tell('task.signalled', h.id, h[F.version], {name = A[2], number = number})
+S.tell_task('task.signalled', h, h[F.version], {name = A[2], number = number})
 if awaited and h[F.open_edges] == 0 then M.ready(h, S.now, {keep = true}) end
 M.settle()
 return done(pack({number}))

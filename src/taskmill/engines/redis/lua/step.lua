@@ -160,12 +160,24 @@ function S.tell(kind, subject, version, data)
   if S.listening() then S.events[#S.events + 1] = {kind, subject, version, S.now, data or false} end
 end
 
-function S.tell_state(h, state, err)
+-- An event of a task. Each says whose task it is: whoever may not see it is known by this alone.
+function S.tell_task(kind, h, version, more)
   if S.listening() then
-    local data = {type = h[F.type], queue = h[F.queue]}
-    if err then data.error = err.code end
-    S.tell('task.' .. KINDS[state], h.id, h[F.version], data)
+    local data = more or {}
+    data.type, data.queue = h[F.type], h[F.queue]
+    if h[F.tenant] ~= '' then data.tenant = h[F.tenant] end
+    S.tell(kind, h.id, version, data)
   end
+end
+
+-- What an event says of the attempt that ends with it, if one does, and of the error.
+function S.of_attempt(h, code, started_after)
+  local told = {error = code}
+  if h[F.state] == RUNNING then
+    told.attempt = h[F.executions]
+    told.duration = math.max(0, S.now - h[F.claimed_at] - (started_after or 0))
+  end
+  return told
 end
 
 local EPOCH = 1577836800000000  -- 2020
@@ -235,11 +247,13 @@ function S.finish()
     local key = P .. 'wake:' .. queue
     if call('EXISTS', key) == 0 then call('RPUSH', key, '1') end
   end
-  for _, event in ipairs(S.events) do
-    local number = call('INCR', P .. 'told')
-    call('XADD', P .. 'events', 'MAXLEN', RING, int(number) .. '-1', 'e', pack(event))
+  if #S.events > 0 then
+    local last = call('INCRBY', P .. 'told', #S.events)
+    for i, event in ipairs(S.events) do
+      call('XADD', P .. 'events', 'MAXLEN', '~', RING, int(last - #S.events + i) .. '-1', 'e', pack(event))
+    end
+    call('PUBLISH', P .. 'hints', 'events')
   end
-  if #S.events > 0 then call('PUBLISH', P .. 'hints', 'events') end
   if S.ended and tonumber(call('GET', P .. 'waited') or '0') > S.now then call('PUBLISH', P .. 'hints', 'ended') end
 end
 

@@ -101,7 +101,8 @@ if n > 0 then
   if S.listening() then
     for i = 1, n do
       local h = array_of(raws[i])
-      S.tell('task.started', ids[i], h[F.version] + 1, {type = h[F.type], queue = h[F.queue], worker = worker, attempt = h[F.executions] + 1})
+      h.id = ids[i]
+      S.tell_task('task.started', h, h[F.version] + 1, {worker = worker, attempt = h[F.executions] + 1})
     end
   end
   for key, line in pairs(lines) do

@@ -1,4 +1,4 @@
-"""Handles: what can be asked about a task after it was submitted, and what its result may come to."""
+"""Handles: what can be asked about a task after it was submitted, and what its result may come to; of an App and of a Client."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from taskmill import App, Handle, ResultExpired, ResultTimeout, State, TaskCancelled, TaskFailed
-from taskmill.clock import ManualClock
 from taskmill.engine import Ending, Outcome, Room, Target
 from taskmill.errors import InvalidInput, InvalidPayload, NotFound
 from taskmill.task import ErrorInfo, Progress, new_id
+from tests.surfaces.callers.conftest import Caller
 
 
 @dataclass
@@ -21,19 +21,14 @@ class Report:
     pages: int
 
 
-def make() -> App:
-    app = App("sqlite://:memory:", clock=ManualClock())
+@pytest.fixture
+async def app(store: str) -> AsyncIterator[App]:
+    app = App(store)
 
     @app.task
     def report(pages: int = 1) -> Report:
         return Report(pages)
 
-    return app
-
-
-@pytest.fixture
-async def app() -> AsyncIterator[App]:
-    app = make()
     await app.open()
     await app.engine.join(app.joining("w"))
     yield app
@@ -41,8 +36,9 @@ async def app() -> AsyncIterator[App]:
 
 
 @pytest.fixture
-async def handle(app: App) -> Handle[Any]:
-    return await app.types["report"].submit(3)
+async def handle(app: App, caller: Caller) -> AsyncIterator[Handle[Any]]:
+    yield await caller.submit(app.types["report"].call(3))
+    await caller.close()
 
 
 async def end(app: App, ending: Ending, *, result: bytes | None = None, error: ErrorInfo | None = None) -> None:
@@ -51,26 +47,26 @@ async def end(app: App, ending: Ending, *, result: bytes | None = None, error: E
     assert (await app.engine.finish([outcome])).refused == ()
 
 
-async def test_a_result_has_the_type_that_the_handler_returns(app: App, handle: Handle[Any]) -> None:
+async def test_a_result_has_the_type_that_the_handler_returns(app: App, caller: Caller, handle: Handle[Any]) -> None:
     await end(app, Ending.COMPLETED, result=b'{"pages":3}')
     assert await handle.result() == Report(3)
-    assert await app.handle(handle.id).result() == {"pages": 3}
+    assert await caller.handle(handle.id).result() == {"pages": 3}
     assert await handle.status() is State.COMPLETED
     assert await handle.wait() is State.COMPLETED
 
 
-async def test_a_result_that_comes_while_waiting(app: App, handle: Handle[Any]) -> None:
+async def test_a_result_that_comes_while_waiting(app: App, caller: Caller, handle: Handle[Any]) -> None:
     waiting = asyncio.gather(handle.result(timeout="30s"), handle.wait(), handle.result())
     await end(app, Ending.COMPLETED, result=b'{"pages":3}')
     assert await waiting == [Report(3), State.COMPLETED, Report(3)]
 
 
-async def test_no_result_is_none(app: App, handle: Handle[Any]) -> None:
+async def test_no_result_is_none(app: App, caller: Caller, handle: Handle[Any]) -> None:
     await end(app, Ending.COMPLETED)
-    assert await app.handle(handle.id).result() is None
+    assert await caller.handle(handle.id).result() is None
 
 
-async def test_a_task_that_is_dead(app: App, handle: Handle[Any]) -> None:
+async def test_a_task_that_is_dead(app: App, caller: Caller, handle: Handle[Any]) -> None:
     error = ErrorInfo("ValueError", "no such page", "Traceback …")
     await end(app, Ending.DEAD, error=error)
     with pytest.raises(TaskFailed) as caught:
@@ -87,7 +83,7 @@ async def test_a_task_that_was_cancelled(handle: Handle[Any]) -> None:
     assert caught.value.task_id == handle.id
 
 
-async def test_cancel_of_one_that_has_completed(app: App, handle: Handle[Any]) -> None:
+async def test_cancel_of_one_that_has_completed(app: App, caller: Caller, handle: Handle[Any]) -> None:
     await end(app, Ending.COMPLETED)
     assert not await handle.cancel()
 
@@ -101,7 +97,7 @@ async def test_the_time_is_over(handle: Handle[Any]) -> None:
         await handle.result(timeout="soon")
 
 
-async def test_the_record_is_gone(app: App, handle: Handle[Any]) -> None:
+async def test_the_record_is_gone(app: App, caller: Caller, handle: Handle[Any]) -> None:
     await end(app, Ending.COMPLETED, result=b'{"pages":3}')
     await app.engine.delete([Target(handle.id)])
     with pytest.raises(ResultExpired) as caught:
@@ -110,21 +106,22 @@ async def test_the_record_is_gone(app: App, handle: Handle[Any]) -> None:
     assert await handle.status() is State.COMPLETED
 
 
-async def test_a_task_that_never_was(app: App) -> None:
-    nobody = app.handle(new_id())
+async def test_a_task_that_never_was(caller: Caller) -> None:
+    nobody = caller.handle(new_id())
     for ask in (nobody.status, nobody.task, nobody.result, nobody.cancel, nobody.progress):
         with pytest.raises(NotFound):
             await ask()
+    await caller.close()
 
 
-async def test_a_result_of_another_version(app: App, handle: Handle[Any]) -> None:
+async def test_a_result_of_another_version(app: App, caller: Caller, handle: Handle[Any]) -> None:
     await end(app, Ending.COMPLETED, result=b'"three"')
     with pytest.raises(InvalidPayload) as caught:
         await handle.result()
     assert caught.value.code == "result_decoding"
 
 
-async def test_progress(app: App, handle: Handle[Any]) -> None:
+async def test_progress(app: App, caller: Caller, handle: Handle[Any]) -> None:
     from taskmill.engine import Checkpoint
 
     assert await handle.progress() is None
@@ -133,9 +130,9 @@ async def test_progress(app: App, handle: Handle[Any]) -> None:
     assert await handle.progress() == Progress(0.5, "half")
 
 
-async def test_handles_are_equal_by_task(app: App, handle: Handle[Any]) -> None:
-    assert app.handle(handle.id) == handle
-    assert len({app.handle(handle.id), handle}) == 1
-    assert app.handle(new_id()) != handle
+async def test_handles_are_equal_by_task(app: App, caller: Caller, handle: Handle[Any]) -> None:
+    assert caller.handle(handle.id) == handle
+    assert len({caller.handle(handle.id), handle}) == 1
+    assert caller.handle(new_id()) != handle
     assert repr(handle) == f"<Handle report {handle.id}>"
-    assert repr(app.handle(handle.id)) == f"<Handle task {handle.id}>"
+    assert repr(caller.handle(handle.id)) == f"<Handle task {handle.id}>"

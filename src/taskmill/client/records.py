@@ -1,0 +1,169 @@
+"""Tasks on their way: a new one as the JSON that a server takes, a record from the JSON that it gives (`views` writes it)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from taskmill.clock import duration, format_duration, instant, rfc3339
+from taskmill.engine import Durability, Filter
+from taskmill.errors import Forbidden, InvalidInput
+from taskmill.retry import Retry
+from taskmill.task import Attempt, EdgeResult, ErrorInfo, NewTask, OnFailure, Progress, State, Task, Unique
+from taskmill.views import DURATIONS, JSON, TIMES, priority_word
+
+__all__ = ["Hidden", "attempt_of", "edge_of", "given_fields", "query_of", "shown", "task_body", "task_of"]
+
+S = TypeVar("S", bound=msgspec.Struct)
+Fields = Mapping[str, Raw]
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class Hidden(bytes):
+    """Instead of a payload or a result that the key may not read."""
+
+    def __repr__(self) -> str:
+        return "<hidden>"
+
+
+def shown(data: bytes) -> bytes:
+    """JSON that the key may read."""
+    if isinstance(data, Hidden):
+        raise Forbidden("this key may not read payloads and results", hint="it needs the scope read-payload; `taskmill key list` shows what each key has")
+    return data
+
+
+# To the server
+
+
+_WRITERS: Mapping[str, Callable[[Any], object]] = {
+    "queue": str,
+    "priority": priority_word,
+    "run_at": rfc3339,
+    "delay": format_duration,
+    "retry": Retry.to_data,
+    "timeout": format_duration,
+    "max_crashes": int,
+    "expires_at": rfc3339,
+    "idempotency_key": str,
+    "idempotency_window": format_duration,
+    "unique": msgspec.to_builtins,
+    "limits": list,
+    "on_limit": str,
+    "fair_key": str,
+    "order_key": str,
+    "tags": dict,
+    "headers": dict,
+}
+
+
+def task_body(type: str, payload: bytes, id: str, fields: Mapping[str, Any], *, durability: Durability | None = None, expires: int | None = None) -> bytes:
+    """A task as one item of a batch; `fields` are those of a new task. `expires` goes as the time that it is, so that only the server's clock counts."""
+    body: dict[str, Any] = {"type": type, "payload": Raw(payload), "id": id}
+    for name, value in fields.items():
+        write = _WRITERS.get(name)
+        if write is None:
+            body |= _special(name, value)
+        elif value is not None:
+            body[name] = write(value)
+    if durability is not None:
+        body["durability"] = durability.value
+    if expires is not None:
+        body["expires"] = format_duration(expires)
+    return _encode(body)
+
+
+def given_fields(new: NewTask) -> dict[str, Any]:
+    """What a new task says beside its type, its payload and its id."""
+    return {name: value for name, left_out in _LEFT_OUT.items() if (value := getattr(new, name)) != left_out}
+
+
+_LEFT_OUT = {name: getattr(NewTask(type="any"), name) for name in NewTask.__struct_fields__ if name not in {"type", "payload", "id"}}
+
+
+def _special(name: str, value: Any) -> dict[str, Any]:
+    """What is not said to a server under its own name, or not at all."""
+    if name == "edges" and value:
+        meanings = {edge.on_failure for edge in value}
+        if len(meanings) > 1:
+            raise InvalidInput("a server takes one on_failure for all that a task waits for", field="edges", hint="give them all the same")
+        return {"after": [edge.task for edge in value], "on_failure": meanings.pop().value}
+    if name == "tenant" and value:
+        hint = "leave it out, and use a key of that tenant"
+        raise InvalidInput("the tenant of a task is that of the API key", code="tenant_of_key", field="tenant", hint=hint)
+    if name in {"parent", "sealed"} and value:
+        raise InvalidInput("a server takes no parents and seals", field="parent", hint="name what a task waits for in `after`")
+    return {}
+
+
+def query_of(which: Filter) -> list[tuple[str, str]]:
+    """A filter as parameters of a URL."""
+    found = [(name, value) for name, values in (("state", which.states), ("type", which.types), ("queue", which.queues)) for value in sorted(values)]
+    if which.tenant is not None:
+        found.append(("tenant", which.tenant))
+    found += [("tag", f"{name}={value}") for name, value in which.tags.items()]
+    found += [(name, rfc3339(at)) for name, at in (("since", which.created_from), ("until", which.created_to)) if at is not None]
+    return found
+
+
+# From the server
+
+
+def _read(fields: Fields, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields that this kind of record has; of those that a server does not have (an older one), the defaults hold."""
+    found: dict[str, Any] = {}
+    for name in kind.__struct_fields__:
+        if name not in fields:
+            if name in JSON:
+                found[name] = Hidden(b"null")
+            continue
+        raw = fields[name]
+        if name in JSON:
+            found[name] = bytes(raw)
+            continue
+        value = _decode(raw)
+        if value is not None and name in TIMES:
+            value = instant(value, field=name)
+        elif value is not None and name in DURATIONS:
+            value = duration(value, field=name)
+        found[name] = value
+    return found
+
+
+def _struct(value: object, kind: type[S]) -> S | None:
+    return None if value is None else msgspec.convert(value, kind)
+
+
+def task_of(fields: Fields) -> Task:
+    found = _read(fields, Task)
+    if found["result"] == b"null" and not isinstance(found["result"], Hidden):
+        found["result"] = None
+    found["priority"] = _PRIORITIES[found["priority"]]
+    found["state"] = State(found["state"])
+    found["retry"] = Retry.from_data(found["retry"])
+    found["limits"] = tuple(found["limits"])
+    found["unique"] = _struct(found["unique"], Unique)
+    found["error"] = _struct(found["error"], ErrorInfo)
+    found["progress"] = _struct(found["progress"], Progress)
+    return Task(**found)
+
+
+_PRIORITIES = {priority_word(number): number for number in range(4)}
+
+
+def attempt_of(fields: Fields) -> Attempt:
+    found = _read(fields, Attempt)
+    return Attempt(**{**found, "error": _struct(found["error"], ErrorInfo)})
+
+
+def edge_of(fields: Fields) -> EdgeResult:
+    found = _read(fields, EdgeResult)
+    outcome, result = found["outcome"], found["result"]
+    return EdgeResult(
+        found["task"], OnFailure(found["on_failure"]), None if outcome is None else State(outcome), None if result == b"null" and outcome is None else result
+    )

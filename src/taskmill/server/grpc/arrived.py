@@ -1,0 +1,73 @@
+"""What has arrived of a stream of tasks and waits to be stored; bounded, so that who writes faster than the store is slowed down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from taskmill.engine import Durability, Submitted
+from taskmill.task import NewTask
+
+__all__ = ["Arrived", "Taken"]
+
+TAKEN = 2_000
+"""Tasks of a stream that are stored and answered together."""
+MOST_WAITING = 10_000
+"""Tasks that wait, before the stream is not read from."""
+
+
+class Taken(NamedTuple):
+    """Tasks to be stored together, and answers that are known already, in the order in which they came."""
+
+    read: Sequence[NewTask | Submitted]
+    level: Durability | None
+
+
+class Arrived:
+    """One reader fills it, one writer to the store takes from it."""
+
+    def __init__(self, stopping: asyncio.Event) -> None:
+        self._messages: deque[Taken] = deque()
+        self._waiting = 0
+        self._ended = False
+        self._stopping = stopping
+        self._stir = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def add(self, read: Sequence[NewTask | Submitted], level: Durability | None) -> None:
+        while self._waiting and self._waiting + len(read) > MOST_WAITING:
+            self._room.clear()
+            await self._room.wait()
+        self._messages.append(Taken(read, level))
+        self._waiting += len(read)
+        self._stir.set()
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self._ended = True
+        self._stir.set()
+
+    async def take(self) -> Taken | None:
+        """All that is there and belongs together; None at the end, or when the server stops and nothing waits."""
+        while not self._messages:
+            if self._ended or self._stopping.is_set():
+                return None
+            await self._stirred()
+        read, level = self._messages.popleft()
+        together = list(read)
+        while self._messages and self._messages[0].level == level and len(together) + len(self._messages[0].read) <= TAKEN:
+            together += self._messages.popleft().read
+        self._waiting -= len(together)
+        self._room.set()
+        return Taken(together, level)
+
+    async def _stirred(self) -> None:
+        self._stir.clear()
+        waits = {asyncio.ensure_future(self._stir.wait()), asyncio.ensure_future(self._stopping.wait())}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()

@@ -1,0 +1,169 @@
+"""The service Tasks: submits, looks, changes, and what happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from taskmill.clock import MINUTE
+from taskmill.engine import Durability, Filter, Status, Submitted
+from taskmill.errors import InvalidInput, TaskmillError
+from taskmill.server.access import Scope
+from taskmill.server.desk import Desk
+from taskmill.server.grpc.arrived import Arrived
+from taskmill.server.grpc.gate import Call
+from taskmill.server.grpc.reading import count, durability, duration, filter_of, needed_id, new_task
+from taskmill.server.grpc.statuses import Stopping
+from taskmill.server.grpc.v1 import taskmill_pb2 as pb
+from taskmill.server.grpc.watching import watch
+from taskmill.server.grpc.writing import answers_of, changed_of, submitted_of, tally_of, task_of
+from taskmill.server.hub import Hub
+from taskmill.task import NewTask, Task, check_range
+
+__all__ = ["MOST_TASKS", "Tasks"]
+
+MOST_TASKS = 10_000
+LONGEST_WAIT = MINUTE
+MOST_PAGE, PAGE = 1_000, 100
+PAGE_BYTES = 1_500_000
+"""Of payloads and results in one page: clients take messages of 4 MB unless they say otherwise."""
+PORTION = 4
+"""Tasks read at a time while a page has payloads: with the largest, two megabytes."""
+SLICE = 500
+"""Tasks read at once before others have their turn."""
+
+
+class Tasks:
+    """Methods by the name that the table of RPCs gives them."""
+
+    def __init__(self, desk: Desk, hub: Hub | None, paced: Callable[[Call], Awaitable[None]]) -> None:
+        self._desk = desk
+        self._hub = hub
+        self._paced = paced
+        self._make_id = desk.operations.engine.new_id
+
+    # Submitting
+
+    async def submit(self, call: Call, request: pb.SubmitRequest) -> pb.SubmitResponse:
+        if not request.HasField("task"):
+            raise InvalidInput("there is no task", code="task_required", field="task", hint="a type and a payload")
+        new = new_task(request.task, self._make_id)
+        return pb.SubmitResponse(submitted=submitted_of(await self._desk.submit(call.caller, new, durability(request.durability))))
+
+    async def submit_batch(self, call: Call, request: pb.SubmitBatchRequest) -> pb.SubmitBatchResponse:
+        count(request.tasks, "tasks", MOST_TASKS)
+        level = durability(request.durability)
+        return answers_of(await self._stored(call, await self._read(request), level))
+
+    async def _read(self, request: pb.SubmitBatchRequest) -> list[NewTask | Submitted]:
+        """Tasks, and the answers of those that cannot be any."""
+        read: list[NewTask | Submitted] = []
+        for number, message in enumerate(request.tasks, 1):
+            try:
+                read.append(new_task(message, self._make_id))
+            except TaskmillError as error:
+                read.append(Submitted(Status.REFUSED, message.id, Durability.LOCAL, error=error))
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
+        return read
+
+    async def _stored(self, call: Call, read: Sequence[NewTask | Submitted], level: Durability | None) -> Sequence[Submitted]:
+        """The answers of all, in order."""
+        tasks = [each for each in read if isinstance(each, NewTask)]
+        if len(tasks) == len(read):
+            return await self._desk.submit_many(call.caller, tasks, level)
+        answers = iter(await self._desk.submit_many(call.caller, tasks, level) if tasks else ())
+        return [next(answers) if isinstance(each, NewTask) else each for each in read]
+
+    async def submit_stream(self, call: Call, requests: AsyncIterator[pb.SubmitBatchRequest]) -> None:
+        """While the store takes what has arrived the next is read."""
+        arrived = Arrived(call.stopping)
+        reading = asyncio.create_task(self._fill(arrived, requests))
+        try:
+            while taken := await arrived.take():
+                await self._paced(call)
+                await call.write(answers_of(await self._stored(call, taken.read, taken.level)))
+            if call.stopping.is_set() and not reading.done():
+                raise Stopping("this server stops", hint="go on with another stream: all tasks that were answered are stored")
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _fill(self, arrived: Arrived, requests: AsyncIterator[pb.SubmitBatchRequest]) -> None:
+        try:
+            async for request in requests:
+                count(request.tasks, "tasks", MOST_TASKS)
+                await arrived.add(await self._read(request), durability(request.durability))
+        finally:
+            arrived.end()
+
+    # Looking
+
+    async def get(self, call: Call, request: pb.GetRequest) -> pb.Task:
+        id = needed_id(request.id)
+        wait = call.wait(min(duration(request.wait, "wait"), LONGEST_WAIT)) if request.HasField("wait") else 0
+        task = await (self._desk.result(call.caller, id, wait) if wait else self._desk.get(call.caller, id))
+        attempts = await self._desk.attempts(call.caller, id) if request.attempts else ()
+        return task_of(task, payloads=call.caller.may(Scope.READ_PAYLOAD), attempts=attempts)
+
+    async def list(self, call: Call, request: pb.ListRequest) -> pb.ListResponse:
+        wanted = filter_of(request.filter)
+        n = check_range(request.page_size or PAGE, "page_size", 1, MOST_PAGE)
+        if request.payloads:
+            call.caller.need(Scope.READ_PAYLOAD)
+            tasks, cursor = await self._with_payloads(call, wanted, request.cursor or None, n)
+        else:
+            page = await self._desk.list(call.caller, wanted, after=request.cursor or None, n=n)
+            tasks, cursor = page.tasks, page.cursor
+        return pb.ListResponse(tasks=[task_of(task, payloads=request.payloads) for task in tasks], cursor=cursor or "")
+
+    async def _with_payloads(self, call: Call, wanted: Filter, cursor: str | None, n: int) -> tuple[Sequence[Task], str | None]:
+        """As many as fit into one message, in small portions."""
+        tasks: list[Task] = []
+        size = 0
+        while len(tasks) < n and size < PAGE_BYTES:
+            page = await self._desk.list(call.caller, wanted, after=cursor, n=min(PORTION, n - len(tasks)))
+            tasks += page.tasks
+            size += sum(len(task.payload) + len(task.result or b"") for task in page.tasks)
+            cursor = page.cursor
+            if cursor is None:
+                break
+        return tasks, cursor
+
+    # What happens
+
+    async def watch(self, call: Call, request: pb.WatchRequest) -> None:
+        await watch(call, request, self._hub, self._desk.clock)
+
+    # Changing
+
+    async def cancel(self, call: Call, request: pb.CancelRequest) -> pb.ChangeResponse:
+        return await self._change(call, "cancel", request)
+
+    async def requeue(self, call: Call, request: pb.RequeueRequest) -> pb.ChangeResponse:
+        return await self._change(call, "requeue", request, from_start=request.from_start)
+
+    async def delete(self, call: Call, request: pb.DeleteRequest) -> pb.ChangeResponse:
+        return await self._change(call, "delete", request)
+
+    async def _change(
+        self, call: Call, verb: str, request: pb.CancelRequest | pb.RequeueRequest | pb.DeleteRequest, *, from_start: bool = False
+    ) -> pb.ChangeResponse:
+        which = request.WhichOneof("which")
+        if which is None:
+            raise InvalidInput("it says of no task", code="which_required", field="which", hint="id, ids or filter")
+        if which == "id":
+            if request.dry_run:
+                raise InvalidInput("one task is not counted", code="contradiction", field="dry_run", hint="leave it out, or use ids or filter")
+            version = request.version if request.HasField("version") else None
+            return changed_of(await self._desk.change(call.caller, verb, needed_id(request.id), version=version, from_start=from_start))
+        if request.HasField("version"):
+            raise InvalidInput("a version is that of one task", code="contradiction", field="version", hint="use it with id")
+        wanted: Filter | Sequence[str] = filter_of(request.filter) if which == "filter" else _ids(request.ids)
+        return tally_of(await self._desk.change_many(call.caller, verb, wanted, dry_run=request.dry_run, from_start=from_start))
+
+
+def _ids(message: pb.Ids) -> Sequence[str]:
+    count(message.ids, "ids", MOST_TASKS)
+    return [needed_id(id, "ids") for id in message.ids]

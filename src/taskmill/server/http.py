@@ -1,0 +1,327 @@
+"""REST over ASGI: a request is let in, read, handed to its route, and its answer written; whatever goes wrong becomes problem+json.
+
+    door (limits, key, quota) ──▶ read (query, body) ──▶ handler of the route ──▶ write
+
+Every route goes this one way. Submitting is what a server does most, so its path is looked up first and touches nothing but ASGI; the others are found by
+Starlette's router. Nothing here knows what a task is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import msgspec
+from starlette.routing import Match, Router
+from starlette.routing import Route as Path
+
+from taskmill import codec
+from taskmill.errors import InvalidInput, StoreError, TaskmillError
+from taskmill.server import live
+from taskmill.server.access import Caller, Forbidden, Unauthenticated
+from taskmill.server.access import Scope as Right
+from taskmill.server.audit import REQUEST
+from taskmill.server.incoming import Body, Held, check_values
+from taskmill.server.problem import CONTENT_TYPE, Refused, invalid, problem_of, retry_after
+from taskmill.server.routes import Call, Receive, Route, no_route, read_query
+from taskmill.server.service import Service
+
+__all__ = ["Http", "Refused"]
+
+log = logging.getLogger("taskmill")
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Stream = Callable[..., Awaitable[None]]
+
+JSON = b"application/json"
+WEBSOCKET, EVENTS = "/ws", "/api/v1/events"
+MOST_HEADERS = 100
+LONGEST_HEADERS = 32_768
+LARGE = 262_144
+"""Bytes of a body that is parsed beside the loop: others are answered meanwhile."""
+LONGEST_URL = 32_768
+"""Bytes; a cursor over all shards of a Cluster has 24 KB."""
+ONCE = (b"authorization", b"host", b"content-type", b"content-encoding", b"idempotency-key", b"origin")
+"""Headers of which two say two things: whoever stands in between may have believed the other one."""
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
+_encode = msgspec.json.Encoder().encode
+_COMMON = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+
+
+class _Endpoint:
+    """All methods of one path; an ASGI app, so that the router hands it over untouched."""
+
+    def __init__(self, http: Http, methods: dict[str, Route]) -> None:
+        self._http = http
+        self.methods = methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._http.answer(self.methods, scope, receive, send)
+
+
+class Http:
+    """The ASGI app of one service. `streams` are endpoints of another kind by path (WebSocket, server-sent events)."""
+
+    def __init__(
+        self, service: Service, routes: Iterable[Route], *, observed: Callable[[str, str, str, int], None] = lambda *_: None, trusted_hosts: bool = False
+    ) -> None:
+        self.service = service
+        self.observed = observed
+        self._origins = frozenset(origin.strip() for origin in service.settings.allowed_origins.split(",") if origin.strip())
+        self._any_host = trusted_hosts
+        self._held = Held()
+        self._paths: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            self._paths.setdefault(route.path, {})[route.method] = route
+        self._plain = {path: methods for path, methods in self._paths.items() if "{" not in path}
+        self._router = Router([Path(path, _Endpoint(self, methods)) for path, methods in self._paths.items() if "{" in path], redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._upgrade(scope, receive, send)
+        elif scope["path"] == EVENTS and scope["method"] == "GET" and not _hides_slash(scope):
+            await self._events(scope, receive, send)
+        elif scope["type"] == "http":
+            methods = self._plain.get(scope["path"])
+            if methods is not None and not _hides_slash(scope):
+                await self.answer(methods, scope, receive, send)
+            else:
+                await self._routed(scope, receive, send)
+
+    async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        headers = dict(scope["headers"])
+        if "//" not in path and path.isprintable() and not _hides_slash(scope):
+            for route in self._router.routes:
+                match, child = route.matches(scope)
+                if match is not Match.NONE:
+                    scope.update(child)
+                    await route.handle(scope, receive, send)
+                    return
+        await self._refuse(no_route(path), _request_id(headers), send, "no_route", scope["method"], Body(headers, receive))
+
+    async def answer(self, methods: dict[str, Route], scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, whatever comes of it."""
+        began = time.perf_counter_ns()
+        method = scope["method"]
+        route = methods.get("GET" if method == "HEAD" else method)
+        headers = dict(scope["headers"])
+        request_id = _request_id(headers)
+        REQUEST.set(request_id)
+        body = Body(headers, receive)
+        name = next(iter(methods.values())).path if route is None else route.path
+        try:
+            if route is None:
+                allowed = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
+                raise Refused(405, "method_not_allowed", f"{method[:20]} is not allowed here", f"one of {allowed}", ((b"allow", allowed.encode()),))
+            caller = await self._let_in(route, scope, headers)
+            call = await self._read(route, caller, scope, headers, body, request_id)
+            answer = await route.handler(call)
+            status = answer.status or route.status
+            data = b"" if answer.data is None and status == 204 else answer.data if isinstance(answer.data, bytes) else _encode(answer.data)
+        except TaskmillError as error:
+            status = await self._refuse(error, request_id, send, name, method, body)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("request %s failed", request_id)
+            wrong = TaskmillError("something went wrong here", code="internal", hint=f"the log of the server has more under {request_id}")
+            status = await self._refuse(wrong, request_id, send, name, method, body)
+        else:
+            await _write(send, status, data, answer.headers, request_id, method, body, typed=isinstance(answer.data, bytes))
+        self.observed("http", f"{method if route else 'OTHER'} {name}", str(status), (time.perf_counter_ns() - began) // 1_000)
+
+    # Live events
+
+    async def _upgrade(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = _request_id(dict(scope["headers"]))
+        try:
+            if scope["path"] != WEBSOCKET:
+                raise no_route(scope["path"])
+            caller = await self._let_in_stream(scope)
+            await live.websocket(scope, receive, send, hub=self.service.hub, caller=caller, origins=self._origins)
+        except TaskmillError as error:
+            problem = problem_of(error, request_id)
+            await live.deny(send, problem.status, _encode(problem), [(b"content-type", CONTENT_TYPE), (b"x-request-id", request_id.encode())])
+
+    async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            caller = await self._let_in_stream(scope)
+            await live.events(scope, receive, send, hub=self.service.hub, caller=caller)
+        except TaskmillError as error:
+            await self._refuse(error, _request_id(dict(scope["headers"])), send, EVENTS, "GET")
+
+    async def _let_in_stream(self, scope: Scope) -> Caller:
+        headers = dict(scope["headers"])
+        _check_head(scope, headers)
+        key = live.key_of(scope)
+        caller = await self.identify(scope, headers if key is None else {**headers, b"authorization": b"Bearer " + key.encode("latin-1", "replace")})
+        self.service.quotas.request(caller)
+        caller.need(Right.READ)
+        return caller
+
+    # The door
+
+    async def _let_in(self, route: Route, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
+        _check_head(scope, headers)
+        if route.scope is None and not route.any_key:
+            return _NOBODY
+        caller = await self.identify(scope, headers)
+        self.service.quotas.request(caller)
+        if route.scope is not None:
+            caller.need(route.scope, whole=route.whole)
+        return caller
+
+    async def identify(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
+        """Who asks, by the header Authorization."""
+        client = scope.get("client")
+        caller = await self.service.keys.identify(_token(headers.get(b"authorization")), client[0] if client else "")
+        if caller.key == "" and not self._any_host and _host(headers.get(b"host", b"")) not in LOOPBACK:
+            # A name of somebody else's that leads to this machine is how a page in a browser reaches a server without keys.
+            raise Forbidden(
+                "this server has no keys and answers to this machine's own names only", code="invalid_host", hint="call it as 127.0.0.1 or localhost"
+            )
+        if caller.key == "" and not self._any_host and b"origin" in headers and _origin(headers[b"origin"]) not in LOOPBACK:
+            # A page of somebody else's can send a POST without a body, or with a plain one, and never asks before.
+            raise Forbidden("this server has no keys and answers to no page of another site", code="foreign_origin", hint="make a key: taskmill key create")
+        return caller
+
+    # Reading
+
+    async def _read(self, route: Route, caller: Caller, scope: Scope, headers: dict[bytes, bytes], body: Body, request_id: str) -> Call[Any, Any]:
+        try:
+            query = read_query(scope["query_string"].decode("ascii"), route.query)
+        except UnicodeDecodeError:
+            raise InvalidInput("the query is not ASCII", code="invalid_query", field="query", hint="write it percent-encoded") from None
+        value = None if route.body is None else await self._value(route.body, route.body_limit, headers, body)
+        return Call(self.service, caller, scope.get("path_params", {}), query, value, headers, request_id, body.receive)
+
+    async def _value(self, kind: type, limit: int, headers: dict[bytes, bytes], body: Body) -> Any:
+        if not body.whole:
+            _check_json(headers.get(b"content-type", b""))
+        data = await body.read(limit, self._held)
+        if not data and _optional(kind):
+            return kind()
+        return _parsed(data, kind, limit) if len(data) <= LARGE else await asyncio.to_thread(_parsed, data, kind, limit)
+
+    # Refusing
+
+    async def _refuse(self, error: TaskmillError, request_id: str, send: Send, route: str, method: str, body: Body | None = None) -> int:
+        problem = problem_of(error, request_id)
+        if problem.status >= 500:
+            level = logging.WARNING if isinstance(error, StoreError) else logging.ERROR
+            log.log(level, "%s is answered %d %s: %s", route, problem.status, problem.code, error)
+        headers: tuple[tuple[bytes, bytes], ...] = getattr(error, "headers", ())
+        after = retry_after(error)
+        if after is not None:
+            headers = (*headers, (b"retry-after", str(after).encode()))
+        if problem.status == 401:
+            headers = (*headers, (b"www-authenticate", b"Bearer"))
+        await _write(send, problem.status, _encode(problem), ((b"content-type", CONTENT_TYPE), *headers), request_id, method, body, typed=True)
+        return problem.status
+
+
+_PROCESS = secrets.token_hex(4)
+_requests = count(1)
+_NOBODY = Caller(key="", scopes=frozenset())
+
+
+def _parsed(data: bytes, kind: type, limit: int) -> Any:
+    check_values(data)
+    value = codec.read(data, field="body", limit=limit)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise invalid(error, tuple(field.encode_name for field in msgspec.structs.fields(kind))) from None
+
+
+def _optional(kind: type) -> bool:
+    return all(not field.required for field in msgspec.structs.fields(kind))
+
+
+def _token(authorization: bytes | None) -> str | None:
+    if authorization is None:
+        return None
+    scheme, _, token = authorization.decode("latin-1").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _hides_slash(scope: Scope) -> bool:
+    """Whoever stands in front and judges by the path has seen another one."""
+    raw: bytes = scope.get("raw_path", b"")
+    return b"%" in raw and b"%2f" in raw.lower()
+
+
+def _check_head(scope: Scope, headers: dict[bytes, bytes]) -> None:
+    given = scope["headers"]
+    if len(given) > MOST_HEADERS or sum(len(name) + len(value) for name, value in given) > LONGEST_HEADERS:
+        raise Refused(431, "headers_too_large", "the headers are too many or too large", "at most 100, and 32 KiB in all")
+    if len(scope.get("raw_path", b"")) + len(scope["query_string"]) > LONGEST_URL:
+        raise Refused(414, "url_too_long", "the URL is too long", f"at most {LONGEST_URL} bytes")
+    if scope["http_version"] == "1.1" and not headers.get(b"host"):
+        raise Refused(400, "host_required", "the header Host is missing", "HTTP/1.1 requires it, once", field="Host")
+    if len(headers) != len(given):
+        names = [name for name, _ in given]
+        for name in ONCE:
+            if names.count(name) > 1:
+                raise _twice(name.decode())
+
+
+def _twice(name: str) -> TaskmillError:
+    if name == "authorization":
+        return Unauthenticated("two API keys are given", hint="send one")
+    return Refused(400, "duplicate_header", "this header is given twice", "send it once", field=name.title())
+
+
+def _check_json(content_type: bytes) -> None:
+    """A page in a browser sends anything but JSON without asking first; and JSON is UTF-8."""
+    if content_type == JSON:
+        return
+    kind, *parameters = content_type.lower().split(b";")
+    charsets = [value.strip(b' "') for name, _, value in (each.partition(b"=") for each in parameters) if name.strip() == b"charset"]
+    if kind.strip() != JSON or any(charset not in {b"utf-8", b"utf8"} for charset in charsets):
+        raise Refused(415, "unsupported_media_type", "the body must be JSON in UTF-8", "send it with Content-Type: application/json", field="Content-Type")
+
+
+@lru_cache(maxsize=1_024)
+def _host(header: bytes) -> str:
+    host = header.decode("latin-1").lower()
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdecimal() and host not in LOOPBACK else host
+
+
+def _origin(header: bytes) -> str:
+    """The host of an origin; "" for one that has none."""
+    scheme, separator, host = header.lower().partition(b"://")
+    return _host(host) if separator and scheme in {b"http", b"https"} else ""
+
+
+def _request_id(headers: dict[bytes, bytes]) -> str:
+    """The caller's own, where it is one that a log can take, so that a request is found across programs."""
+    given = headers.get(b"x-request-id", b"")
+    if 0 < len(given) <= 64 and given.isascii() and given.replace(b"-", b"").replace(b"_", b"").isalnum():
+        return given.decode()
+    return f"{_PROCESS}{next(_requests):08x}"
+
+
+async def _write(
+    send: Send, status: int, data: bytes, headers: Iterable[tuple[bytes, bytes]], request_id: str, method: str, body: Body | None, *, typed: bool
+) -> None:
+    head = [*headers, *_COMMON, (b"content-length", str(len(data)).encode()), (b"x-request-id", request_id.encode())]
+    if not typed:
+        head.append((b"content-type", JSON))
+    unread = body is not None and not body.whole
+    if unread:
+        head.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": b"" if method == "HEAD" else data, "more_body": unread})
+    if body is not None and unread:
+        await body.throw_away()
+        await send({"type": "http.response.body", "body": b""})

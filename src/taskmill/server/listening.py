@@ -1,0 +1,95 @@
+"""The sockets of a server: uvicorn for HTTP and WebSocket, within bounds that a stranger cannot exceed.
+
+Without keys a server listens on this machine alone: whoever reaches it may do everything, so it refuses to be reached from elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from taskmill.clock import SECOND
+from taskmill.config import is_loopback
+from taskmill.errors import TaskmillError
+from taskmill.server.access import list_keys
+from taskmill.server.connection import MOST_CONNECTIONS, Connection
+from taskmill.server.service import Service
+from taskmill.server.sockets import Socket, allow_connections
+from taskmill.server.tls import Tls
+from taskmill.worker.probes import no_port
+
+__all__ = ["bound", "check_exposure", "is_loopback", "serve_http", "shown"]
+
+log = logging.getLogger("taskmill")
+
+FRAME_LIMIT = 65_536
+
+
+async def check_exposure(service: Service, host: str) -> None:
+    """Refuse to be open to others without keys."""
+    if not is_loopback(host) and not await list_keys(service.engine):
+        raise TaskmillError(
+            f"the store has no API key, and {host} can be reached from other machines",
+            code="no_keys",
+            field="host",
+            hint="make one first: taskmill key create --scope admin; or listen on 127.0.0.1",
+        )
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens; a port that cannot be had is told in one error."""
+    try:
+        [(family, *_, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(2_048)
+            sock.setblocking(False)
+        except BaseException:
+            sock.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        raise no_port(host, port, error) from error
+    return sock
+
+
+def shown(host: str, port: int, *, tls: bool = False) -> str:
+    """Where a person finds it."""
+    name = "127.0.0.1" if host in {"0.0.0.0", ""} else "[::1]" if host == "::" else f"[{host}]" if ":" in host else host  # noqa: S104
+    return f"http{'s' * tls}://{name}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Signals are the business of whoever runs it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve_http(app: Any, sock: socket.socket, stop: asyncio.Event, *, grace: int, tls: Tls | None = None) -> None:
+    """Until told to stop; then what is under way has so long to end."""
+    allow_connections(MOST_CONNECTIONS)
+    config = uvicorn.Config(
+        app, http=Connection, ws=Socket, ws_max_size=FRAME_LIMIT, lifespan="off", access_log=False, log_config=None, log_level="warning",
+        server_header=False, proxy_headers=False, timeout_keep_alive=75, timeout_graceful_shutdown=max(1, grace // SECOND),
+        ssl_context_factory=None if tls is None else lambda *_: tls.context(),
+    )  # fmt: skip
+    server = _Server(config)
+    stopping = asyncio.create_task(_stop(server, stop))
+    try:
+        await server.serve(sockets=[sock])
+    finally:
+        stopping.cancel()
+
+
+async def _stop(server: _Server, stop: asyncio.Event) -> None:
+    await stop.wait()
+    server.should_exit = True

@@ -1,0 +1,89 @@
+"""Errors as HTTP answers: problem+json with a stable code, the field, and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+import msgspec
+
+from taskmill.clock import SECOND
+from taskmill.errors import InvalidInput, RateLimited, StoreError, TaskmillError
+
+__all__ = ["CONTENT_TYPE", "Problem", "Refused", "invalid", "problem_of", "retry_after", "status_of"]
+
+CONTENT_TYPE = b"application/problem+json"
+
+_UNREADABLE = {"body_required", "invalid_json", "invalid_utf8", "too_deep", "duplicate_key", "not_finite", "integer_too_large", "invalid_encoding"}
+_STATUS = {**dict.fromkeys(_UNREADABLE, 400), "payload_too_large": 413, "unknown_edge": 422}
+_PATH = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
+_MISSING = re.compile(r"Object missing required field `(.*?)`")
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What went wrong, for programs (`code`, `field`) and for people (`title`, `hint`)."""
+
+    type: str
+    status: int
+    code: str
+    title: str
+    field: str | None = None
+    hint: str | None = None
+    task_id: str | None = None
+    state: str | None = None
+    request_id: str | None = None
+
+
+class Refused(TaskmillError):
+    """A request that HTTP itself does not allow."""
+
+    def __init__(self, status: int, code: str, message: str, hint: str, headers: tuple[tuple[bytes, bytes], ...] = (), field: str | None = None) -> None:
+        super().__init__(message, code=code, hint=hint, field=field)
+        self.status = status
+        self.headers = headers
+
+
+def status_of(error: TaskmillError) -> int:
+    """What the caller did wrong is 4xx; the codes of unreadable text say that it is not the text's meaning that is wrong."""
+    return _STATUS.get(error.code, error.status)
+
+
+def problem_of(error: TaskmillError, request_id: str | None = None) -> Problem:
+    return Problem(
+        type=f"urn:taskmill:problem:{error.code}",
+        status=status_of(error),
+        code=error.code,
+        title=error.message,
+        field=error.field,
+        hint=error.hint,
+        task_id=error.task_id,
+        state=getattr(error, "state", None),
+        request_id=request_id,
+    )
+
+
+def retry_after(error: TaskmillError) -> int | None:
+    """Whole seconds after which trying again makes sense."""
+    if isinstance(error, RateLimited):
+        return max(1, -(-(error.retry_after or SECOND) // SECOND))
+    return 1 if isinstance(error, StoreError) else None
+
+
+def invalid(error: msgspec.ValidationError, fields: Mapping[str, object] | tuple[str, ...] = ()) -> InvalidInput:
+    """A value of the wrong form: which field, and what it should be."""
+    text = str(error)
+    path = found[1] if (found := _PATH.search(text)) else ""
+    message = _PATH.sub("", text)
+    if unknown := _UNKNOWN.search(message):
+        near = get_close_matches(unknown[1], list(fields), 1)
+        hint = f"did you mean {near[0]}?" if near else "leave it out, or see /openapi.json for what there is"
+        return InvalidInput("there is no such field", code="unknown_field", field=_joined(path, unknown[1]), hint=hint)
+    if missing := _MISSING.search(message):
+        return InvalidInput("it is required", code="required", field=_joined(path, missing[1]), hint="give it a value")
+    return InvalidInput(message.replace("`", "'"), code="invalid_value", field=path or "body", hint="see /openapi.json for what it may be")
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name[:80]}" if path else name[:80]

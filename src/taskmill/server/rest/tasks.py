@@ -1,0 +1,495 @@
+"""Tasks over HTTP: submitted, looked at, waited for, changed one by one or all that match."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from taskmill import codec
+from taskmill.clock import SECOND, duration, instant
+from taskmill.engine import Durability, Filter, Submitted
+from taskmill.errors import InvalidInput, TaskmillError
+from taskmill.operations import Tally
+from taskmill.options import submit_fields
+from taskmill.retry import Retry
+from taskmill.server.access import Caller, Scope
+from taskmill.server.problem import invalid, problem_of
+from taskmill.server.rest.pages import page_of
+from taskmill.server.routes import Answer, Call, Handler, Nothing, Route
+from taskmill.server.shapes import Count, Cursor, Duration, DurationText, Id, Instant, Json, Key, Limit, Name, RetryData, Share, StateWord, Tag, Version
+from taskmill.task import NewTask, State, Task, Unique, check_key, check_name, check_range
+from taskmill.views import attempt_data, edge_data, task_data
+
+__all__ = ["ROUTES", "Conditions", "check_confirmed", "filter_of", "tally_answer", "task_answer", "task_of", "which_of"]
+
+TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+"""The header traceparent, as W3C has it."""
+MOST_TASKS = 10_000
+LONGEST_WAIT = 60 * SECOND
+BATCH_LIMIT = 32 << 20
+READ_AT_ONCE = 500
+"""Tasks of a batch that are looked at before others have their turn."""
+
+
+class UniqueBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """Only one live task of its type holds this key."""
+
+    key: str
+    until: Literal["started", "ended"] = "ended"
+    on_conflict: Literal["keep", "replace"] = "keep"
+
+
+class TaskBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A task to submit. What is left out, its type decides."""
+
+    type: Name
+    payload: Json
+    id: Id | UnsetType | None = UNSET
+    """Yours, so that a repeat is one task; otherwise one is made."""
+    queue: Name | UnsetType | None = UNSET
+    priority: Literal["critical", "high", "normal", "low"] | UnsetType | None = UNSET
+    delay: Duration | UnsetType | None = UNSET
+    run_at: Instant | UnsetType | None = UNSET
+    retry: RetryData | UnsetType | None = UNSET
+    max_retries: Count | UnsetType | None = UNSET
+    """Short for a retry policy that differs in this alone."""
+    timeout: Duration | UnsetType | None = UNSET
+    max_crashes: Count | UnsetType | None = UNSET
+    expires: Duration | UnsetType | None = UNSET
+    """Cancelled if it has not started after this long."""
+    expires_at: Instant | UnsetType | None = UNSET
+    idempotency_key: Key | UnsetType | None = UNSET
+    """One task per key; the header Idempotency-Key says the same."""
+    idempotency_window: Duration | UnsetType | None = UNSET
+    unique: Key | UniqueBody | UnsetType | None = UNSET
+    tags: dict[str, str] | UnsetType | None = UNSET
+    headers: dict[str, str] | UnsetType | None = UNSET
+    after: Id | list[Id] | UnsetType | None = UNSET
+    """The tasks that it waits for."""
+    on_failure: Literal["cancel", "ignore", "hold"] | UnsetType | None = UNSET
+    limits: Key | list[Key] | UnsetType | None = UNSET
+    on_limit: Literal["delay", "reject"] | UnsetType | None = UNSET
+    fair_key: Share | UnsetType | None = UNSET
+    order_key: Key | UnsetType | None = UNSET
+    durability: Literal["local", "fsync", "replicated"] | UnsetType | None = UNSET
+
+
+_OPTIONS = tuple(name for name in TaskBody.__struct_fields__ if name not in {"type", "payload"})
+_options = attrgetter(*_OPTIONS)
+
+NewId = Callable[[str], str]
+
+
+class BatchBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """Many tasks; each is answered by itself."""
+
+    tasks: Annotated[list[Any], Meta(min_length=1, max_length=MOST_TASKS, extra_json_schema={"items": {"$ref": "#/components/schemas/TaskBody"}})]
+    durability: Literal["local", "fsync", "replicated"] | None = None
+
+
+# Submitting
+
+
+def task_of(body: TaskBody, new_id: NewId, *, payload_limit: int, key: str | None = None, now: int = 0) -> tuple[NewTask, Durability | None]:
+    """The new task of a body that was read, and how durable it shall be."""
+    payload = codec.write(body.payload, limit=payload_limit)
+    type = check_name(body.type, "type")
+    if key is None and body == TaskBody(type=body.type, payload=body.payload, queue=body.queue):  # most tasks have no more than a queue
+        queue = None if body.queue is UNSET or body.queue is None else check_name(body.queue, "queue")
+        return NewTask(type=type, payload=payload, queue=queue, id=new_id(queue or "default")), None
+    options = {name: value for name, value in zip(_OPTIONS, _options(body), strict=True) if value is not UNSET and value is not None}
+    if key is not None and options.setdefault("idempotency_key", key) != key:
+        raise InvalidInput("the header and the body name different keys", field="idempotency_key", hint="give it once")
+    if "idempotency_key" in options:
+        check_key(options["idempotency_key"], "idempotency_key")
+    wanted = submit_fields(_read(options), "a task")
+    fields = wanted.fields
+    if "id" not in fields:
+        fields["id"] = new_id(fields.get("queue") or "default")
+    if wanted.expires is not None:
+        fields["expires_at"] = now + wanted.expires
+    return NewTask(type=type, payload=payload, **fields), wanted.durability
+
+
+def _read(options: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no policies and no keys with settings of their own; these are read here, all else as everywhere."""
+    if "retry" in options:
+        options["retry"] = Retry.from_data(options["retry"])
+    if "max_retries" in options:
+        options["retry"] = msgspec.structs.replace(options.get("retry", Retry()), max_retries=check_range(options.pop("max_retries"), "max_retries", 0, 10_000))
+    unique = options.get("unique")
+    if isinstance(unique, UniqueBody):
+        options["unique"] = Unique(unique.key, unique.until, unique.on_conflict)
+    return options
+
+
+async def submit_task(call: Call[Nothing, TaskBody]) -> Answer:
+    key = call.headers.get(b"idempotency-key")
+    service = call.service
+    new, durability = task_of(
+        call.body,
+        service.new_id,
+        payload_limit=service.settings.payload_limit,
+        key=None if key is None else _header_key(key),
+        now=service.engine.clock.now(),
+    )
+    answer = await service.desk.submit(call.caller, _traced(new, call.headers), durability)
+    return Answer(_accepted(answer), ((b"location", f"/api/v1/tasks/{answer.id}".encode()),))
+
+
+def _header_key(header: bytes) -> str:
+    try:
+        return header.decode()
+    except UnicodeDecodeError:
+        raise InvalidInput("the header is not UTF-8", code="invalid_key", field="idempotency_key", hint="1 to 256 printable characters") from None
+
+
+def _traced(new: NewTask, headers: Mapping[bytes, bytes]) -> NewTask:
+    """A task without a trace of its own belongs to that of the request, where there is one."""
+    if b"traceparent" not in headers:
+        return new
+    parent = headers[b"traceparent"].decode("latin-1")
+    if not TRACE.fullmatch(parent) or "traceparent" in new.headers:
+        return new
+    return msgspec.structs.replace(new, headers={**new.headers, "traceparent": parent})
+
+
+def _accepted(answer: Submitted) -> dict[str, str]:
+    return {"id": answer.id, "status": answer.status.value, "durability": answer.durability.value}
+
+
+async def submit_batch(call: Call[Nothing, BatchBody]) -> Answer:
+    """One that is refused keeps no other from being stored."""
+    answers: list[Any] = [None] * len(call.body.tasks)
+    groups: dict[Any, list[tuple[int, NewTask]]] = {}
+    for place, (task, durability, error) in enumerate(await _read_batch(call)):
+        if task is None:
+            answers[place] = {"error": error}
+        else:
+            groups.setdefault(durability or call.body.durability, []).append((place, task))
+    for durability, placed in groups.items():
+        given = await call.desk.submit_many(call.caller, [task for _, task in placed], durability)
+        for (place, _), answer in zip(placed, given, strict=True):
+            answers[place] = _accepted(answer) if answer.error is None else {**_accepted(answer), "error": problem_of(answer.error)}
+    refused = sum("error" in answer for answer in answers)
+    return Answer({"accepted": len(answers) - refused, "refused": refused, "answers": answers})
+
+
+async def _read_batch(call: Call[Nothing, BatchBody]) -> list[tuple[NewTask | None, Any, Any]]:
+    service = call.service
+    new_id, limit, now = service.new_id, service.settings.payload_limit, service.engine.clock.now()
+    found: list[tuple[NewTask | None, Any, Any]] = []
+    for number, item in enumerate(call.body.tasks, 1):
+        if number % READ_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        try:
+            body = msgspec.convert(item, TaskBody)
+            task, durability = task_of(body, new_id, payload_limit=limit, now=now)
+            found.append((_traced(task, call.headers), durability, None))
+        except msgspec.ValidationError as error:
+            found.append((None, None, problem_of(invalid(error, TaskBody.__struct_fields__))))
+        except TaskmillError as error:
+            found.append((None, None, problem_of(error)))
+    return found
+
+
+# Looking
+
+
+class GetQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    wait: DurationText | None = None
+    """How long to wait for its end, at most a minute."""
+
+
+def task_answer(caller: Caller, task: Task) -> dict[str, Any]:
+    """The record as this caller may see it."""
+    data = task_data(task, raw=True)
+    if not caller.may(Scope.READ_PAYLOAD):
+        for name in ("payload", "result", "headers"):
+            del data[name]
+        if task.error is not None:
+            data["error"] = {"code": task.error.code}
+        if task.progress is not None:
+            data["progress"] = {"value": task.progress.value}
+    return data
+
+
+async def get_task(call: Call[GetQuery, None]) -> Answer:
+    wait = call.query.wait
+    if wait is None:
+        task = await call.desk.get(call.caller, call.params["id"])
+    else:
+        found = await call.service.unless_draining(call.desk.result(call.caller, call.params["id"], _wait(wait)))
+        task = await call.desk.get(call.caller, call.params["id"]) if found is None else found
+    return Answer(task_answer(call.caller, task), ((b"etag", f'"{task.version}"'.encode()),))
+
+
+class WaitBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which tasks to wait for; it is answered as soon as one of them has ended, or cannot be seen."""
+
+    ids: Annotated[list[Id], Meta(min_length=1, max_length=MOST_TASKS)]
+    wait: DurationText = "0s"
+    """How long at most, up to a minute."""
+
+
+class Ended(Struct, frozen=True):
+    """Of the tasks named: how those ended that have, and which are not known."""
+
+    ended: dict[str, State]
+    unknown: list[str]
+
+
+async def wait_tasks(call: Call[Nothing, WaitBody]) -> Answer:
+    found = await call.service.unless_draining(call.desk.wait(call.caller, call.body.ids, _wait(call.body.wait)))
+    return Answer(Ended({}, []) if found is None else Ended(*found))
+
+
+def _wait(text: str) -> int:
+    micros = duration(text, field="wait")
+    if micros > LONGEST_WAIT:
+        raise InvalidInput(f"{text!r:.40} is too long", code="invalid_duration", field="wait", hint="at most 60s; ask again to wait longer")
+    return micros
+
+
+async def get_attempts(call: Call[Nothing, None]) -> Answer:
+    attempts = await call.desk.attempts(call.caller, call.params["id"])
+    data = [attempt_data(attempt) for attempt in attempts]
+    if not call.caller.may(Scope.READ_PAYLOAD):
+        for each in data:
+            error = each.get("error")
+            each["error"] = {"code": error["code"]} if isinstance(error, dict) else None
+    return Answer({"attempts": data})
+
+
+class EdgesQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    after: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
+    limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
+
+
+async def get_edges(call: Call[EdgesQuery, None]) -> Answer:
+    edges = await call.desk.edges(call.caller, call.params["id"], after=call.query.after, n=call.query.limit)
+    data = [edge_data(edge) for edge in edges]
+    if not call.caller.may(Scope.READ_PAYLOAD):
+        for each in data:
+            del each["result"]
+    return Answer({"edges": data})
+
+
+class Conditions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which tasks, of whatever state; all conditions hold."""
+
+    type: list[Name] = []
+    queue: list[Name] = []
+    tenant: Annotated[str, Meta(description="Those of this tenant; empty: those of none.", extra_json_schema={"maxLength": 128})] | None = None
+    tag: list[Tag] = []
+    since: Instant | None = None
+    """Submitted then or later."""
+    until: Instant | None = None
+    """Submitted before."""
+
+
+class FilterQuery(Conditions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which tasks; all conditions hold."""
+
+    state: list[StateWord] = []
+
+
+class ListQuery(FilterQuery, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    limit: Limit = 100
+    """At most so many; a page that grows large ends before, and its cursor goes on."""
+    cursor: Cursor | None = None
+
+
+def filter_of(query: Conditions, states: frozenset[State] = frozenset()) -> Filter:
+    """The filter that parameters make; `states` are those of a route that has its own."""
+    since = None if query.since is None else instant(query.since, field="since")
+    until = None if query.until is None else instant(query.until, field="until")
+    if since is not None and until is not None and since > until:
+        raise InvalidInput("since is after until", code="contradiction", field="since", hint="nothing can match; swap them")
+    return Filter(
+        states=frozenset(_state(state) for state in query.state) if isinstance(query, FilterQuery) else states,
+        types=frozenset(check_name(name, "type") for name in query.type),
+        queues=frozenset(check_name(name, "queue") for name in query.queue),
+        tenant=None if query.tenant is None else check_key(query.tenant, "tenant", length=128) if query.tenant else "",
+        tags=_tags(query.tag),
+        created_from=since,
+        created_to=until,
+    )
+
+
+def _state(text: str) -> State:
+    if text not in set(State):
+        raise InvalidInput(f"{text!r:.40} is no state", code="invalid_value", field="state", hint=f"one of {', '.join(State)}")
+    return State(text)
+
+
+def _tags(texts: Sequence[str]) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or found.setdefault(check_name(name, "tag"), check_key(value, f"tag {name}")) != value:
+            raise InvalidInput(
+                f"{text[:80]!r} is not a tag, or one that is given two values", code="invalid_tag", field="tag", hint="write tag=name=value, once"
+            )
+    return found
+
+
+async def list_tasks(call: Call[ListQuery, None]) -> Answer:
+    tasks, cursor = await page_of(call, filter_of(call.query), call.query.limit, call.query.cursor)
+    return Answer({"tasks": [task_answer(call.caller, task) for task in tasks], "cursor": cursor})
+
+
+async def count_tasks(call: Call[FilterQuery, None]) -> Answer:
+    return Answer({"count": await call.desk.count(call.caller, filter_of(call.query))})
+
+
+# Changing
+
+
+class ChangeBody(Struct, frozen=True, forbid_unknown_fields=True):
+    version: Version | None = None
+    """The version seen; refused when the task has changed since."""
+    from_start: bool = False
+    """requeue: forget the checkpoints."""
+
+
+class ManyBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The tasks named, or all that match. `dry_run` counts and changes nothing; a filter is not taken without it or `confirm`."""
+
+    ids: Annotated[list[Id], Meta(min_length=1, max_length=MOST_TASKS)] | UnsetType = UNSET
+    filter: FilterQuery | UnsetType = UNSET
+    dry_run: bool = False
+    confirm: bool = False
+    from_start: bool = False
+
+
+async def _change(verb: str, call: Call[Nothing, ChangeBody]) -> Answer:
+    changed = await call.desk.change(call.caller, verb, call.params["id"], version=call.body.version, from_start=call.body.from_start)
+    return Answer({"id": changed.task, "state": changed.state, "version": changed.version, "requested": changed.requested})
+
+
+def which_of(ids: Sequence[str] | UnsetType, filter: Conditions | UnsetType, states: frozenset[State] = frozenset()) -> Sequence[str] | Filter:
+    """The tasks that a body means."""
+    if ids is not UNSET and filter is UNSET:
+        return ids
+    if ids is UNSET and filter is not UNSET:
+        return filter_of(filter, states)
+    raise InvalidInput("give ids, or a filter", code="invalid_value", field="ids", hint='{"ids": […]} or {"filter": {"queue": ["mail"]}}')
+
+
+def check_confirmed(*, dry_run: bool, confirm: bool) -> None:
+    """Whoever changes all that match has said so, or only counts."""
+    if not dry_run and not confirm:
+        raise InvalidInput(
+            "all that match would be changed", code="confirm_required", field="confirm", hint='count them first with "dry_run": true, then send "confirm": true'
+        )
+
+
+def tally_answer(tally: Tally, *, dry_run: bool) -> Answer:
+    return Answer({**msgspec.to_builtins(tally), "refused": dict(tally.refused), "dry_run": dry_run})
+
+
+async def _change_many(verb: str, call: Call[Nothing, ManyBody]) -> Answer:
+    body = call.body
+    which = which_of(body.ids, body.filter)
+    if isinstance(which, Filter):
+        check_confirmed(dry_run=body.dry_run, confirm=body.confirm)
+    tally = await call.desk.change_many(call.caller, verb, which, dry_run=body.dry_run, from_start=body.from_start)
+    return tally_answer(tally, dry_run=body.dry_run)
+
+
+async def cancel_task(call: Call[Nothing, ChangeBody]) -> Answer:
+    return await _change("cancel", call)
+
+
+async def requeue_task(call: Call[Nothing, ChangeBody]) -> Answer:
+    return await _change("requeue", call)
+
+
+async def delete_task(call: Call[Nothing, ChangeBody]) -> Answer:
+    return await _change("delete", call)
+
+
+async def cancel_tasks(call: Call[Nothing, ManyBody]) -> Answer:
+    return await _change_many("cancel", call)
+
+
+async def requeue_tasks(call: Call[Nothing, ManyBody]) -> Answer:
+    return await _change_many("requeue", call)
+
+
+async def delete_tasks(call: Call[Nothing, ManyBody]) -> Answer:
+    return await _change_many("delete", call)
+
+
+class SignalBody(Struct, frozen=True, forbid_unknown_fields=True):
+    name: Name
+    data: Any = None
+    id: Key | None = None
+    """Yours, so that a repeat is one signal."""
+
+
+async def signal_task(call: Call[Nothing, SignalBody]) -> Answer:
+    body = call.body
+    if body.id is not None:
+        check_key(body.id, "id")
+    data = codec.encode(body.data, field="data", limit=call.service.settings.payload_limit)
+    return Answer({"number": await call.desk.signal(call.caller, call.params["id"], body.name, data, body.id)})
+
+
+TASKS = "/api/v1/tasks"
+
+
+def _one(verb: str, handler: Handler, summary: str) -> Route:
+    path = f"{TASKS}/{{id}}:{verb}"
+    return Route(method="POST", path=path, handler=handler, summary=summary, scope=Scope.CANCEL, body=ChangeBody, gives="Changed", refuses=(404, 409, 410))
+
+
+def _many(verb: str, handler: Handler, summary: str) -> Route:
+    return Route(method="POST", path=f"{TASKS}:{verb}", handler=handler, summary=summary, scope=Scope.CANCEL, body=ManyBody, gives="Tally")
+
+
+ROUTES = (
+    Route(
+        method="POST", path=TASKS, handler=submit_task, summary="Submit a task", scope=Scope.SUBMIT, body=TaskBody, status=202, gives="Submitted",
+        body_limit=4 << 20, refuses=(409,), headers=("Idempotency-Key",),
+    ),
+    Route(
+        method="POST", path=f"{TASKS}:batch", handler=submit_batch, summary="Submit many tasks; each is answered by itself", scope=Scope.SUBMIT, body=BatchBody,
+        status=202, gives="Batch", parts=(TaskBody,), body_limit=BATCH_LIMIT,
+    ),
+    Route(method="GET", path=TASKS, handler=list_tasks, summary="List tasks, newest first", scope=Scope.READ, query=ListQuery, gives="Tasks"),
+    Route(method="GET", path=f"{TASKS}:count", handler=count_tasks, summary="How many tasks match", scope=Scope.READ, query=FilterQuery, gives="Number"),
+    Route(
+        method="POST", path=f"{TASKS}:wait", handler=wait_tasks, summary="Wait until one of the tasks named has ended", scope=Scope.READ, body=WaitBody,
+        gives=Ended,
+    ),
+    _many("cancel", cancel_tasks, "Cancel the tasks named, or all that match"),
+    _many("requeue", requeue_tasks, "Run ended tasks again, those named, or all that match"),
+    _many("delete", delete_tasks, "Delete ended tasks, those named, or all that match"),
+    _one("cancel", cancel_task, "Cancel a task; the worker of a running one is told"),
+    _one("requeue", requeue_task, "Run an ended task again"),
+    _one("delete", delete_task, "Delete the record of an ended task"),
+    Route(
+        method="POST", path=f"{TASKS}/{{id}}:signal", handler=signal_task, summary="Send a task a named value", scope=Scope.SUBMIT, body=SignalBody,
+        gives="Signalled", refuses=(404, 409, 410),
+    ),
+    Route(
+        method="GET", path=f"{TASKS}/{{id}}", handler=get_task, summary="One task; `wait` waits for its end", scope=Scope.READ, query=GetQuery, gives="Task",
+        refuses=(404, 410),
+    ),
+    Route(
+        method="GET", path=f"{TASKS}/{{id}}/attempts", handler=get_attempts, summary="Every attempt of a task, oldest first", scope=Scope.READ,
+        gives="Attempts", refuses=(404, 410),
+    ),
+    Route(
+        method="GET", path=f"{TASKS}/{{id}}/edges", handler=get_edges, summary="What a task waits or waited for", scope=Scope.READ, query=EdgesQuery,
+        gives="Edges", refuses=(404, 410),
+    ),
+)  # fmt: skip

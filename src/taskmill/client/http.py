@@ -12,6 +12,7 @@ import io
 import random
 import ssl
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
@@ -38,6 +39,9 @@ KEPT = 30.0
 CONNECT = 5.0
 SILENCE = 15.0
 """Seconds without a byte of an answer, beyond what the request itself may wait, before it is taken for lost."""
+
+_connected: ContextVar[bool] = ContextVar("connected", default=False)
+"""Whether the request of this task got a connection. Without one nothing was sent, however it failed: also a deadline that passed meanwhile lost no answer."""
 
 
 class Answered(NamedTuple):
@@ -86,11 +90,12 @@ class Http:
         lost = False
         for number in range(self._retries + 1):
             pause = _pause(number)
+            _connected.set(False)
             try:
                 async with asyncio.timeout_at(deadline):
                     status, data, after = await self._once(method, path, body, query, patience)
             except (self._library.ClientError, OSError, TimeoutError) as error:
-                lost = lost or not isinstance(error, (self._library.ClientConnectorError, self._library.ConnectionTimeoutError))
+                lost = lost or _connected.get()
                 failure: TaskmillError = self._away(error, lost=lost)
             else:
                 if status < 300:
@@ -115,7 +120,7 @@ class Http:
             return answer.status, await answer.read(), answer.headers.get("Retry-After")
 
     def _away(self, error: BaseException, *, lost: bool) -> TaskmillError:
-        why = str(error) or type(error).__name__
+        why = str(error) or ("not in time" if isinstance(error, TimeoutError) else type(error).__name__)
         if lost:
             return AnswerLost(
                 f"{self.base} has not answered: {why}",
@@ -129,7 +134,12 @@ def _connector(tls: ssl.SSLContext | None) -> aiohttp.TCPConnector:
     import aiohttp
 
     class Connector(aiohttp.TCPConnector):
-        """A program that ends without closing its client has done nothing wrong, so nothing is said about it."""
+        """Notes when a request has a connection. A program that ends without closing its client has done nothing wrong, so nothing is said about it."""
+
+        async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
+            connection = await super().connect(req, traces, timeout)
+            _connected.set(True)
+            return connection
 
         def __del__(self, *_: Any) -> None:
             pass

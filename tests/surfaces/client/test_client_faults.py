@@ -150,6 +150,16 @@ async def test_a_server_that_is_away_is_one_error_in_time() -> None:
             assert "127.0.0.1" in caught.value.message
 
 
+async def test_a_deadline_that_passes_before_there_is_a_connection_lost_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+        # One waits to be accepted, so no second is let in.
+        async with Client(f"http://127.0.0.1:{full.getsockname()[1]}", timeout="200ms") as client:
+            with pytest.raises(StoreError) as caught:
+                await client.submit("note", 1, queue="q")
+    assert caught.value.code == "server_unreachable"
+    assert not isinstance(caught.value, AnswerLost)
+
+
 async def test_so_many_repeats_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     tries = 0
     plain = http.Http._once

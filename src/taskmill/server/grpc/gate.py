@@ -146,6 +146,7 @@ class Gate:
     # The way of a call
 
     async def _pass(self, route: str, rpc: Rpc, context: Any, deadline: float, act: Callable[[Call], Coroutine[Any, Any, Any]]) -> Any:
+        """It is told of before its answer leaves, so whoever has been answered finds the call counted."""
         began = time.perf_counter_ns()
         status = "OK"
         try:
@@ -154,16 +155,17 @@ class Gate:
             status = "CANCELLED"
             raise
         except TaskmillError as error:
+            failure = error
             status = error.grpc
-            await refuse(context, error)
         # The last stop of a defect: the caller is told nothing of it, the log is told where.
         except Exception:
-            status = "INTERNAL"
             log.exception("the gRPC call %s failed", route)
-            await refuse(context, TaskmillError("something went wrong here", code="internal", hint="it is in the server's log"))
+            failure = TaskmillError("something went wrong here", code="internal", hint="it is in the server's log")
+            status = failure.grpc
         finally:
             if self._observed is not None:
                 self._observed("grpc", route, status, (time.perf_counter_ns() - began) // 1_000)
+        return await refuse(context, failure)
 
     async def _let_in(self, rpc: Rpc, context: Any, deadline: float, act: Callable[[Call], Coroutine[Any, Any, Any]]) -> Any:
         left: float | None = context.time_remaining()

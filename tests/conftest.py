@@ -7,6 +7,7 @@ TASKMILL_TEST_PROGRAMS says in which folders the programs are.
 from __future__ import annotations
 
 import os
+import signal
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ GIVEN = pytest.StashKey[dict[str, str]]()
 def pytest_configure(config: pytest.Config) -> None:
     """Our variables are not settings of Taskmill, which refuses names that it does not know. A process that only hands tests to others
     leaves them, for those to inherit."""
+    # A shell starts what runs in the background with Ctrl-C ignored, and so would all be that tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[GIVEN] = {name: os.environ[name] for name in (URL, redis_servers.URL, FOLDERS) if name in os.environ}
     worker = hasattr(config, "workerinput")
     if worker or config.getoption("dist", "no") == "no":

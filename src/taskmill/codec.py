@@ -38,12 +38,14 @@ __all__ = [
     "MAX_DEPTH",
     "PAYLOAD_LIMIT",
     "canonical",
+    "check_depth",
     "decode",
     "encode",
     "has_more_values",
     "parse",
     "payload_hash",
     "read",
+    "sized",
     "stored",
     "write",
 ]
@@ -96,24 +98,31 @@ def read(data: bytes, *, field: str = "payload", limit: int = PAYLOAD_LIMIT) -> 
     return parse(data, field=field, limit=limit) if value is _OTHERWISE else value
 
 
-def stored(data: bytes, *, field: str = "payload", limit: int = PAYLOAD_LIMIT) -> bytes:
-    """The bytes to store for text that a stranger wrote: its own, where it is written as `encode` would write it."""
-    if _as_written(data, limit) is not _OTHERWISE:
+def stored(data: bytes, *, field: str = "payload", limit: int = PAYLOAD_LIMIT, whole: bool = True) -> bytes:
+    """The bytes to store for text that a stranger wrote: its own, where it is written as `encode` would write it. `whole=False`: of a text so written the
+    depth is left to `check_depth`, part by part, which a text of many parts pays less for."""
+    if _as_written(data, limit, whole=whole) is not _OTHERWISE:
         return data
     return encode(parse(data, field=field, limit=limit), field=field, limit=limit)
+
+
+def check_depth(data: bytes, levels: int = 0, *, field: str = "payload") -> None:
+    """Refuse a part of a `stored` text, so many levels inside of it, that goes too deep."""
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH - levels and _text_too_deep(data, MAX_DEPTH - levels):
+        _too_deep(field)
 
 
 _OTHERWISE = object()
 
 
-def _as_written(data: bytes, limit: int) -> object:
+def _as_written(data: bytes, limit: int, *, whole: bool = True) -> object:
     """The value of text that comes back from the encoder unchanged, so that it has no duplicate key, no blank, no number that would be another one."""
     if 0 < len(data) <= limit and b"\\u0000" not in data:
         try:
             value: object = _decode(data)
             if _encode(value) == data:
                 _bounded(value)
-                if data.count(b"[") + data.count(b"{") <= MAX_DEPTH or not _value_too_deep(value):
+                if not whole or data.count(b"[") + data.count(b"{") <= MAX_DEPTH or not _value_too_deep(value):
                     return value
         except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
             pass  # `parse` says what is wrong
@@ -140,7 +149,11 @@ def encode(value: object, *, field: str = "payload", limit: int = PAYLOAD_LIMIT)
 
 def write(value: object, *, field: str = "payload", limit: int = PAYLOAD_LIMIT) -> bytes:
     """The bytes to store for a value that `read` gave, or a part of it: nothing but its size can be wrong."""
-    data = _encode(value)
+    return sized(_encode(value), field=field, limit=limit)
+
+
+def sized(data: bytes, *, field: str = "payload", limit: int = PAYLOAD_LIMIT) -> bytes:
+    """A part of a `stored` text, if it is not too large."""
     if len(data) > limit:
         _too_large(len(data), limit, field)
     return data
@@ -182,10 +195,10 @@ def _both(data: bytes | str, field: str) -> tuple[bytes, str]:
         _refuse("invalid_utf8", f"byte {error.start} is not UTF-8", field, "send JSON in UTF-8")
 
 
-def _text_too_deep(raw: bytes) -> bool:
+def _text_too_deep(raw: bytes, most: int = MAX_DEPTH) -> bool:
     """Whether the brackets outside strings go too deep, counted without recursion, before a parser sees them."""
     brackets = _STRING.sub(b"", raw).translate(None, _NOT_BRACKETS)
-    return any(depth > MAX_DEPTH for depth in accumulate(map(_STEP.__getitem__, brackets)))
+    return any(depth > most for depth in accumulate(map(_STEP.__getitem__, brackets)))
 
 
 def has_more_values(raw: bytes, most: int) -> bool:

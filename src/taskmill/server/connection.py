@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Iterable
+from functools import partial
 from typing import Any, cast
 
 import httptools
@@ -19,7 +21,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from taskmill.server.problem import CONTENT_TYPE, Refused, problem_of
-from taskmill.server.sockets import ABORT
+from taskmill.server.sockets import ABORT, ANSWER
 
 __all__ = ["MOST_CONNECTIONS", "Connection"]
 
@@ -125,6 +127,7 @@ class Connection(HttpToolsProtocol):
         if self.parser.get_http_version() not in {"1.0", "1.1"}:
             raise ValueError("another version of HTTP")
         super().on_headers_complete()
+        cast("dict[str, Any]", self.scope)["extensions"][ANSWER] = partial(self._answer, self.cycle)
         self._unread = 0
         self._pieces = MOST_PIECES
         self._in_body = True
@@ -144,6 +147,22 @@ class Connection(HttpToolsProtocol):
         self._unread = 0
         self._partial = self._in_body = False
         super().on_message_complete()
+
+    # Answering
+
+    def _answer(self, cycle: RequestResponseCycle, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+        """A whole answer in one write: through ASGI its head and its body are two, each a call of the system and a packet. False: say it through ASGI."""
+        if cycle.response_started or cycle.disconnected or cycle.waiting_for_100_continue or not cycle.keep_alive or self.flow.write_paused:
+            return False
+        lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+        head = b"".join((STATUS_LINE[status], *lines, b"\r\n"))
+        if head.count(b"\n") != len(lines) + 2:  # a value that would begin a line of its own
+            return False
+        cycle.response_started = cycle.response_complete = True
+        self.transport.write(head + body)
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
 
     # Waiting
 

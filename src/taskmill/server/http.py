@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from functools import lru_cache
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import msgspec
@@ -31,6 +31,7 @@ from taskmill.server.incoming import Body, Held, check_values
 from taskmill.server.problem import CONTENT_TYPE, Refused, invalid, problem_of, retry_after
 from taskmill.server.routes import Call, Receive, Route, no_route, read_query
 from taskmill.server.service import Service
+from taskmill.server.sockets import ANSWER
 
 __all__ = ["Http", "Refused"]
 
@@ -105,7 +106,7 @@ class Http:
                     scope.update(child)
                     await route.handle(scope, receive, send)
                     return
-        await self._refuse(no_route(path), _request_id(headers), send, "no_route", scope["method"], Body(headers, receive))
+        await self._refuse(no_route(path), _request_id(headers), scope, send, "no_route", Body(headers, receive))
 
     async def answer(self, methods: dict[str, Route], scope: Scope, receive: Receive, send: Send) -> None:
         """One request, whatever comes of it."""
@@ -127,15 +128,15 @@ class Http:
             status = answer.status or route.status
             data = b"" if answer.data is None and status == 204 else answer.data if isinstance(answer.data, bytes) else _encode(answer.data)
         except TaskmillError as error:
-            status = await self._refuse(error, request_id, send, name, method, body)
+            status = await self._refuse(error, request_id, scope, send, name, body)
         except asyncio.CancelledError:
             raise
         except Exception:
             log.exception("request %s failed", request_id)
             wrong = TaskmillError("something went wrong here", code="internal", hint=f"the log of the server has more under {request_id}")
-            status = await self._refuse(wrong, request_id, send, name, method, body)
+            status = await self._refuse(wrong, request_id, scope, send, name, body)
         else:
-            await _write(send, status, data, answer.headers, request_id, method, body, typed=isinstance(answer.data, bytes))
+            await _write(scope, send, status, data, answer.headers, request_id, body, typed=isinstance(answer.data, bytes))
         self.observed("http", f"{method if route else 'OTHER'} {name}", str(status), (time.perf_counter_ns() - began) // 1_000)
 
     # Live events
@@ -156,7 +157,7 @@ class Http:
             caller = await self._let_in_stream(scope)
             await live.events(scope, receive, send, hub=self.service.hub, caller=caller)
         except TaskmillError as error:
-            await self._refuse(error, _request_id(dict(scope["headers"])), send, EVENTS, "GET")
+            await self._refuse(error, _request_id(dict(scope["headers"])), scope, send, EVENTS)
 
     async def _let_in_stream(self, scope: Scope) -> Caller:
         headers = dict(scope["headers"])
@@ -200,20 +201,20 @@ class Http:
             query = read_query(scope["query_string"].decode("ascii"), route.query)
         except UnicodeDecodeError:
             raise InvalidInput("the query is not ASCII", code="invalid_query", field="query", hint="write it percent-encoded") from None
-        value = None if route.body is None else await self._value(route.body, route.body_limit, headers, body)
+        value = None if route.body is None else await self._value(route, route.body, headers, body)
         return Call(self.service, caller, scope.get("path_params", {}), query, value, headers, request_id, body.receive)
 
-    async def _value(self, kind: type, limit: int, headers: dict[bytes, bytes], body: Body) -> Any:
+    async def _value(self, route: Route, kind: type, headers: dict[bytes, bytes], body: Body) -> Any:
         if not body.whole:
             _check_json(headers.get(b"content-type", b""))
-        data = await body.read(limit, self._held)
+        data = await body.read(route.body_limit, self._held)
         if not data and _optional(kind):
             return kind()
-        return _parsed(data, kind, limit) if len(data) <= LARGE else await asyncio.to_thread(_parsed, data, kind, limit)
+        return _parsed(data, route, kind) if len(data) <= LARGE else await asyncio.to_thread(_parsed, data, route, kind)
 
     # Refusing
 
-    async def _refuse(self, error: TaskmillError, request_id: str, send: Send, route: str, method: str, body: Body | None = None) -> int:
+    async def _refuse(self, error: TaskmillError, request_id: str, scope: Scope, send: Send, route: str, body: Body | None = None) -> int:
         problem = problem_of(error, request_id)
         if problem.status >= 500:
             level = logging.WARNING if isinstance(error, StoreError) else logging.ERROR
@@ -224,7 +225,7 @@ class Http:
             headers = (*headers, (b"retry-after", str(after).encode()))
         if problem.status == 401:
             headers = (*headers, (b"www-authenticate", b"Bearer"))
-        await _write(send, problem.status, _encode(problem), ((b"content-type", CONTENT_TYPE), *headers), request_id, method, body, typed=True)
+        await _write(scope, send, problem.status, _encode(problem), ((b"content-type", CONTENT_TYPE), *headers), request_id, body, typed=True)
         return problem.status
 
 
@@ -233,13 +234,19 @@ _requests = count(1)
 _NOBODY = Caller(key="", scopes=frozenset())
 
 
-def _parsed(data: bytes, kind: type, limit: int) -> Any:
+def _parsed(data: bytes, route: Route, kind: type) -> Any:
+    """Text that is written as it would be stored holds its payloads as they are stored: they are taken out of it, not made."""
     check_values(data)
-    value = codec.read(data, field="body", limit=limit)
+    text = codec.stored(data, field="body", limit=route.body_limit, whole=not route.deep_parts)
     try:
-        return msgspec.convert(value, kind)
+        return _decoder(kind).decode(text)
     except msgspec.ValidationError as error:
         raise invalid(error, tuple(field.encode_name for field in msgspec.structs.fields(kind))) from None
+
+
+@lru_cache(maxsize=256)
+def _decoder(kind: type) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
 
 
 def _optional(kind: type) -> bool:
@@ -261,7 +268,7 @@ def _hides_slash(scope: Scope) -> bool:
 
 def _check_head(scope: Scope, headers: dict[bytes, bytes]) -> None:
     given = scope["headers"]
-    if len(given) > MOST_HEADERS or sum(len(name) + len(value) for name, value in given) > LONGEST_HEADERS:
+    if len(given) > MOST_HEADERS or sum(map(len, chain.from_iterable(given))) > LONGEST_HEADERS:
         raise Refused(431, "headers_too_large", "the headers are too many or too large", "at most 100, and 32 KiB in all")
     if len(scope.get("raw_path", b"")) + len(scope["query_string"]) > LONGEST_URL:
         raise Refused(414, "url_too_long", "the URL is too long", f"at most {LONGEST_URL} bytes")
@@ -312,16 +319,20 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
 
 
 async def _write(
-    send: Send, status: int, data: bytes, headers: Iterable[tuple[bytes, bytes]], request_id: str, method: str, body: Body | None, *, typed: bool
+    scope: Scope, send: Send, status: int, data: bytes, headers: Iterable[tuple[bytes, bytes]], request_id: str, body: Body | None, *, typed: bool
 ) -> None:
     head = [*headers, *_COMMON, (b"content-length", str(len(data)).encode()), (b"x-request-id", request_id.encode())]
     if not typed:
         head.append((b"content-type", JSON))
+    if scope["method"] == "HEAD":
+        data = b""
     unread = body is not None and not body.whole
+    if not unread and ANSWER in scope.get("extensions", ()) and scope["extensions"][ANSWER](status, head, data):
+        return
     if unread:
         head.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": b"" if method == "HEAD" else data, "more_body": unread})
+    await send({"type": "http.response.body", "body": data, "more_body": unread})
     if body is not None and unread:
         await body.throw_away()
         await send({"type": "http.response.body", "body": b""})

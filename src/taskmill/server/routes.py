@@ -97,6 +97,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     body: type | None = None
     parts: tuple[type, ...] = ()
     """What the items of its body are, where each is judged by itself."""
+    deep_parts: bool = False
+    """Its handler checks how deep each of its items goes."""
     body_limit: int = 1 << 20
     status: int = 200
     also: tuple[int, ...] = ()

@@ -22,9 +22,9 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
-__all__ = ["ABORT", "SOCKET", "Socket", "allow_connections"]
+__all__ = ["ABORT", "ANSWER", "SOCKET", "Socket", "allow_connections"]
 
-SOCKET, ABORT = "taskmill.socket", "taskmill.abort"
+SOCKET, ABORT, ANSWER = "taskmill.socket", "taskmill.abort", "taskmill.answer"
 """The names of what an application finds in its scope."""
 MOST_PINGS = 20
 """Pings of a client in a second."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
@@ -25,6 +26,7 @@ FRESH = 5 * SECOND
 """What was read from the store is good for this long, however often it is asked for."""
 PATIENCE = 2.0
 """Seconds that a scrape waits for the store; without its answer the rest is told all the same."""
+_NEW = (Status.CREATED, Status.REPLACED)
 BOUNDED = ("type", "queue", "schedule", "kind", "route")
 """Labels whose values come from outside."""
 
@@ -128,10 +130,10 @@ class Metrics:
 
     def submitted(self, tasks: Iterable[NewTask], answers: Iterable[Submitted]) -> None:
         """Those that are new in the store; what was there already, or was refused, is not counted."""
-        for task, answer in zip(tasks, answers, strict=False):
-            if answer.status in (Status.CREATED, Status.REPLACED):
-                priority = "default" if task.priority is None else Priority(task.priority).name.lower()
-                self.count("taskqueue_tasks_submitted_total", (self._names["type"](task.type), priority))
+        new = Counter([(task.type, task.priority) for task, answer in zip(tasks, answers, strict=False) if answer.status in _NEW])
+        for (type, number), times in new.items():
+            priority = "default" if number is None else Priority(number).name.lower()
+            self.count("taskqueue_tasks_submitted_total", (self._names["type"](type), priority), times)
 
     def fired(self, schedule: str, tasks: Sequence[NewTask], fired: Fired) -> None:
         self.submitted(tasks, fired.tasks)

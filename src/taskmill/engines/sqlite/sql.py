@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from importlib.resources import files
+from itertools import chain
 from typing import Any, Protocol
 
-__all__ = ["Database", "Queries", "load", "migrations"]
+__all__ = ["Database", "Queries", "insert", "load", "migrations"]
 
 _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+
+WIDTHS = (64, 16, 4, 1)
+"""Rows of one statement: few widths, so that all stay prepared."""
 
 
 class Rows(Protocol):
@@ -47,6 +52,22 @@ class Queries:
 
     def __getattr__(self, name: str) -> str:
         raise AttributeError(f"no query is named {name!r}")
+
+
+def insert(db: Database, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Many rows by one statement. Each statement lets go of the interpreter and takes it again: once a row, that costs more than the row where other threads
+    want it, too."""
+    at = 0
+    for many in WIDTHS:
+        while len(rows) - at >= many:
+            db.execute(_wide(statement, many), tuple(chain.from_iterable(rows[at : at + many])))
+            at += many
+
+
+@lru_cache
+def _wide(statement: str, many: int) -> str:
+    head, values, row = statement.rpartition("VALUES ")
+    return f"{head}{values}{', '.join([row] * many)}"
 
 
 def load(file: str) -> Queries:

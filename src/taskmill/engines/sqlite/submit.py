@@ -36,7 +36,7 @@ from taskmill.engines.rows import (
     facts,
 )
 from taskmill.engines.sqlite import lanes
-from taskmill.engines.sqlite.sql import load
+from taskmill.engines.sqlite.sql import insert, load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, Row
 from taskmill.errors import Conflict, InvalidInput, NotFound, RateLimited, TaskmillError
@@ -359,13 +359,14 @@ class _Batch:
                     draft.ready_at,
                     draft.flags,
                     now,
+                    now,
                     new.expires_at,
                     finished,
                 )
             )
             bodies.append((draft.seq, new.payload, encode_retry(resolved.retry), resolved.timeout, resolved.max_crashes, draft.run_at, encode_meta(resolved)))
-        step.db.executemany(queries.add_task, tasks)
-        step.db.executemany(queries.add_body, bodies)
+        insert(step.db, queries.add_task, tasks)
+        insert(step.db, queries.add_body, bodies)
         for draft in self.drafts:
             new = draft.resolved.new
             if draft.error is None:

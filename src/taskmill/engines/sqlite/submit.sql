@@ -3,7 +3,7 @@ SELECT 1 FROM taskmill_known LIMIT 1;
 
 -- name: add_task
 INSERT INTO taskmill_task (seq, id, type, queue, tenant, lane, state, priority, ready_at, flags, created_at, updated_at, expires_at, finished_at)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12, ?13);
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: add_body
 INSERT INTO taskmill_body (seq, payload, retry, timeout, max_crashes, run_at, meta) VALUES (?, ?, ?, ?, ?, ?, ?);

@@ -22,7 +22,7 @@ from taskmill.options import limit_value, type_settings
 from taskmill.retry import Retry
 from taskmill.server.access import Scope
 from taskmill.server.problem import Problem, invalid, problem_of
-from taskmill.server.rest.tasks import TaskBody, task_of
+from taskmill.server.rest.tasks import TaskBody, read_task, task_of
 from taskmill.server.routes import Answer, Call, Handler, Nothing, Route
 from taskmill.server.shapes import Cap, Count, Duration, Id, Json, Key, Name, RateText, RetryData
 from taskmill.task import ErrorInfo, NewTask, OnFailure, Progress, TypeSettings, Unique, check_id, check_name, check_range
@@ -361,7 +361,7 @@ def _check_belongs(item: OutcomeBody) -> None:
 def _follower(call: Call[Nothing, FinishBody], item: Any) -> NewTask:
     service = call.service
     try:
-        body = msgspec.convert(item, TaskBody)
+        body = read_task(codec.write(item))
     except msgspec.ValidationError as error:
         raise invalid(error, TaskBody.__struct_fields__) from None
     return task_of(body, service.engine.new_id, payload_limit=service.settings.payload_limit, now=service.engine.clock.now())[0]

@@ -9,20 +9,20 @@ from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from taskmill import codec
 from taskmill.clock import SECOND, duration, instant
-from taskmill.engine import Durability, Filter, Submitted
+from taskmill.engine import Durability, Filter, Status, Submitted
 from taskmill.errors import InvalidInput, TaskmillError
 from taskmill.operations import Tally
 from taskmill.options import submit_fields
 from taskmill.retry import Retry
 from taskmill.server.access import Caller, Scope
-from taskmill.server.problem import invalid, problem_of
+from taskmill.server.problem import Problem, invalid, problem_of
 from taskmill.server.rest.pages import page_of
 from taskmill.server.routes import Answer, Call, Handler, Nothing, Route
-from taskmill.server.shapes import Count, Cursor, Duration, DurationText, Id, Instant, Json, Key, Limit, Name, RetryData, Share, StateWord, Tag, Version
+from taskmill.server.shapes import Count, Cursor, Duration, DurationText, Id, Instant, Key, Limit, Name, RetryData, Share, StateWord, Tag, Version
 from taskmill.task import NewTask, State, Task, Unique, check_key, check_name, check_range
 from taskmill.views import attempt_data, edge_data, task_data
 
@@ -49,7 +49,7 @@ class TaskBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A task to submit. What is left out, its type decides."""
 
     type: Name
-    payload: Json
+    payload: Annotated[Raw, Meta(description="Any JSON value.")]
     id: Id | UnsetType | None = UNSET
     """Yours, so that a repeat is one task; otherwise one is made."""
     queue: Name | UnsetType | None = UNSET
@@ -89,7 +89,7 @@ NewId = Callable[[str], str]
 class BatchBody(Struct, frozen=True, forbid_unknown_fields=True):
     """Many tasks; each is answered by itself."""
 
-    tasks: Annotated[list[Any], Meta(min_length=1, max_length=MOST_TASKS, extra_json_schema={"items": {"$ref": "#/components/schemas/TaskBody"}})]
+    tasks: Annotated[list[Annotated[Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/TaskBody"})]], Meta(min_length=1, max_length=MOST_TASKS)]
     durability: Literal["local", "fsync", "replicated"] | None = None
 
 
@@ -98,7 +98,7 @@ class BatchBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 def task_of(body: TaskBody, new_id: NewId, *, payload_limit: int, key: str | None = None, now: int = 0) -> tuple[NewTask, Durability | None]:
     """The new task of a body that was read, and how durable it shall be."""
-    payload = codec.write(body.payload, limit=payload_limit)
+    payload = codec.sized(bytes(body.payload), limit=payload_limit)
     type = check_name(body.type, "type")
     if key is None and body == TaskBody(type=body.type, payload=body.payload, queue=body.queue):  # most tasks have no more than a queue
         queue = None if body.queue is UNSET or body.queue is None else check_name(body.queue, "queue")
@@ -115,6 +115,9 @@ def task_of(body: TaskBody, new_id: NewId, *, payload_limit: int, key: str | Non
     if wanted.expires is not None:
         fields["expires_at"] = now + wanted.expires
     return NewTask(type=type, payload=payload, **fields), wanted.durability
+
+
+read_task = msgspec.json.Decoder(TaskBody).decode
 
 
 def _read(options: dict[str, Any]) -> dict[str, Any]:
@@ -160,24 +163,32 @@ def _traced(new: NewTask, headers: Mapping[bytes, bytes]) -> NewTask:
     return msgspec.structs.replace(new, headers={**new.headers, "traceparent": parent})
 
 
-def _accepted(answer: Submitted) -> dict[str, str]:
-    return {"id": answer.id, "status": answer.status.value, "durability": answer.durability.value}
+class Accepted(Struct, frozen=True, omit_defaults=True):
+    """What became of one task."""
+
+    id: str | None = None
+    status: Status | None = None
+    durability: Durability | None = None
+    error: Problem | None = None
+
+
+def _accepted(answer: Submitted) -> Accepted:
+    return Accepted(answer.id, answer.status, answer.durability, None if answer.error is None else problem_of(answer.error))
 
 
 async def submit_batch(call: Call[Nothing, BatchBody]) -> Answer:
     """One that is refused keeps no other from being stored."""
-    answers: list[Any] = [None] * len(call.body.tasks)
+    answers: list[Accepted] = []
     groups: dict[Any, list[tuple[int, NewTask]]] = {}
     for place, (task, durability, error) in enumerate(await _read_batch(call)):
-        if task is None:
-            answers[place] = {"error": error}
-        else:
+        answers.append(Accepted(error=error))
+        if task is not None:
             groups.setdefault(durability or call.body.durability, []).append((place, task))
     for durability, placed in groups.items():
         given = await call.desk.submit_many(call.caller, [task for _, task in placed], durability)
         for (place, _), answer in zip(placed, given, strict=True):
-            answers[place] = _accepted(answer) if answer.error is None else {**_accepted(answer), "error": problem_of(answer.error)}
-    refused = sum("error" in answer for answer in answers)
+            answers[place] = _accepted(answer)
+    refused = sum(answer.error is not None for answer in answers)
     return Answer({"accepted": len(answers) - refused, "refused": refused, "answers": answers})
 
 
@@ -185,12 +196,12 @@ async def _read_batch(call: Call[Nothing, BatchBody]) -> list[tuple[NewTask | No
     service = call.service
     new_id, limit, now = service.new_id, service.settings.payload_limit, service.engine.clock.now()
     found: list[tuple[NewTask | None, Any, Any]] = []
-    for number, item in enumerate(call.body.tasks, 1):
+    for number, item in enumerate(map(bytes, call.body.tasks), 1):
         if number % READ_AT_ONCE == 0:
             await asyncio.sleep(0)
+        codec.check_depth(item, 2, field="body")
         try:
-            body = msgspec.convert(item, TaskBody)
-            task, durability = task_of(body, new_id, payload_limit=limit, now=now)
+            task, durability = task_of(read_task(item), new_id, payload_limit=limit, now=now)
             found.append((_traced(task, call.headers), durability, None))
         except msgspec.ValidationError as error:
             found.append((None, None, problem_of(invalid(error, TaskBody.__struct_fields__))))
@@ -462,7 +473,7 @@ ROUTES = (
     ),
     Route(
         method="POST", path=f"{TASKS}:batch", handler=submit_batch, summary="Submit many tasks; each is answered by itself", scope=Scope.SUBMIT, body=BatchBody,
-        status=202, gives="Batch", parts=(TaskBody,), body_limit=BATCH_LIMIT,
+        status=202, gives="Batch", parts=(TaskBody,), deep_parts=True, body_limit=BATCH_LIMIT,
     ),
     Route(method="GET", path=TASKS, handler=list_tasks, summary="List tasks, newest first", scope=Scope.READ, query=ListQuery, gives="Tasks"),
     Route(method="GET", path=f"{TASKS}:count", handler=count_tasks, summary="How many tasks match", scope=Scope.READ, query=FilterQuery, gives="Number"),

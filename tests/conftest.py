@@ -7,9 +7,9 @@ TASKMILL_TEST_PROGRAMS says in which folders the programs are.
 from __future__ import annotations
 
 import os
-import signal
 import secrets
 import shutil
+import signal
 from collections.abc import Iterator
 
 import pytest

@@ -163,6 +163,7 @@ async def test_a_stop_that_comes_while_it_commits(place: Place) -> None:
         place.go("inside")
         task = await place.client.ended(id)
         assert (task.state, task.executions, await place.rows()) == (State.COMPLETED, 1, [1]), running.said
+        await asyncio.to_thread(running.process.wait, GENEROUS)  # a second signal would stop it hard
 
 
 # After it

@@ -32,6 +32,7 @@ DEAF = 5.0
 KEPT = 60 * SECOND
 
 _decode = msgspec.msgpack.Decoder().decode
+_KINDS = {kind.value: kind for kind in Kind}
 
 
 class Wakes:
@@ -224,19 +225,20 @@ class Events:
         key = self._store.key("events")
         try:
             self._connection = self._connection or await self._store.connection()
-            found = await self._connection.xread({key: f"{self._last}-1"}, count=1_000, block=int(POLL * 1_000))
+            found = await self._connection.xread({key: f"{self._last}-1"}, count=100, block=int(POLL * 1_000))
         except (RedisError, OSError) as error:
             await _dropped(self._connection)
             self._connection = None
             raise translate(error, self._store.target) from error
         entries = found[0][1] if found else []
         for number, fields in entries:
+            told = _decode(fields[b"e"])
             place = int(number.partition(b"-")[0])
-            if place > self._last + 1:
+            if place - len(told) > self._last:
                 self._told.append(Event(kind=Kind.RESYNC, subject=""))
             self._last = place
-            kind, subject, version, at, data = _decode(fields[b"e"])
-            self._told.append(Event(kind=Kind(kind), subject=subject, version=version, at=at, data=data or {}))
+            for kind, subject, version, at, data in told:
+                self._told.append(Event(kind=_KINDS[kind], subject=subject, version=version, at=at, data=data or {}))
 
     async def aclose(self) -> None:
         await _dropped(self._connection)

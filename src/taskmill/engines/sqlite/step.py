@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from taskmill.engines.rows import decode_names
+from taskmill.engines.rows import decode_names, json_text
 from taskmill.engines.settings import Settings
-from taskmill.engines.sqlite.sql import Database, load
+from taskmill.engines.sqlite.sql import Database, insert, load
 from taskmill.events import Kind
 
 __all__ = ["Lane", "Step"]
@@ -95,7 +95,7 @@ class Step:
         if self.settings_changed:
             self.db.execute(queries.raise_generation)
         if self._events:
-            self.db.executemany(queries.add_event, self._events)
+            insert(self.db, queries.add_event, self._events)
             self.db.execute(queries.cut_events, (RING,))
 
     def mark(self) -> int:
@@ -111,7 +111,11 @@ class Step:
 
     def event(self, kind: Kind, subject: str, version: int, data: dict[str, Any] | None = None) -> None:
         if self.listening:
-            self._events.append((kind.value, subject, version, self.now, None if data is None else msgspec.json.encode(data).decode()))
+            self.event_saying(kind, subject, version, None if data is None else json_text(data))
+
+    def event_saying(self, kind: Kind, subject: str, version: int, text: str | None) -> None:
+        """The same with what it says as text, for those of whom many say the same; they ask `listening` first."""
+        self._events.append((kind.value, subject, version, self.now, text))
 
     @property
     def has_events(self) -> bool:

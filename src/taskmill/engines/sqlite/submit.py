@@ -7,6 +7,7 @@ and done again with every id looked up first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import apsw
 import msgspec
@@ -34,6 +35,7 @@ from taskmill.engines.rows import (
     encode_meta,
     encode_retry,
     facts,
+    json_text,
 )
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.sql import insert, load
@@ -374,8 +376,8 @@ class _Batch:
             if draft.error is not None or draft.flags or new.tags or new.expires_at is not None:
                 self._add_parts(draft)
             if step.listening:
-                told = {} if draft.error is None else {"error": draft.error.code}
-                step.event(Kind.DEAD if told else Kind.SUBMITTED, new.id, 1, facts(new.type, draft.resolved.queue, new.tenant) | told)
+                code = None if draft.error is None else draft.error.code
+                step.event_saying(Kind.DEAD if code else Kind.SUBMITTED, new.id, 1, _said(new.type, draft.resolved.queue, new.tenant, code))
 
     def _add_parts(self, draft: Draft) -> None:
         """What few tasks have beside their two rows."""
@@ -431,6 +433,11 @@ class _Batch:
         db.execute(queries.raise_edges, (0 if fallen else 1, EDGES, parent))
         if not flags & WAITED:
             db.execute(queries.mark_waited, (WAITED, seq))
+
+
+@lru_cache(maxsize=256)
+def _said(type: str, queue: str, tenant: str, code: str | None) -> str:
+    return json_text(facts(type, queue, tenant) | ({} if code is None else {"error": code}))
 
 
 def settle_waiter(step: Step, moves: Moves, seq: int) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -131,6 +133,15 @@ def _register(step: Step) -> int:
     return int(max(last)) + step.mark()
 
 
+_KINDS = {kind.value: kind for kind in Kind}
+
+
+@lru_cache(maxsize=1_024)
+def _said(data: str | None) -> Mapping[str, Any]:
+    """Most events of a busy store say the same: of which type and queue a task is."""
+    return MappingProxyType({} if data is None else msgspec.json.decode(data))
+
+
 class Events:
     """The ring, read from where the listener came in."""
 
@@ -165,7 +176,7 @@ class Events:
             self._told.append(Event(kind=Kind.RESYNC, subject=""))
         for number, kind, subject, version, at, data in rows:
             self._last = number
-            self._told.append(Event(kind=Kind(kind), subject=subject, version=version, at=at, data={} if data is None else msgspec.json.decode(data)))
+            self._told.append(Event(kind=_KINDS[kind], subject=subject, version=version, at=at, data=_said(data)))
 
     async def aclose(self) -> None:
         self._listener.close()

@@ -9,6 +9,9 @@ failed, and `retry` of the task decides what that means, unless it names a time 
 
 A claim that finds nothing waits here for a hint of the store, one listener for all who wait, and asks again at least every second. It ends early when its
 caller goes away, when the key is revoked, and when the server stops. What a claim took for somebody who is gone is answered again under the same number.
+
+A claim is a sign of life, as a beat is: whoever was cut off for most of its lease and comes back with one has a whole lease for what it is given. A claim that
+only waits is none: nobody was heard, and one whose connection is dead without a word would keep what it holds for as long as its claim waits.
 """
 
 from __future__ import annotations
@@ -128,15 +131,18 @@ class Crew:
         wait: int = 0,
         types: Mapping[str, int] | None = None,
         gone: asyncio.Future[None] | None = None,
+        heard: bool = True,
     ) -> Claim:
         """Up to so many tasks, as soon as there are any; none when the time is over. Asked again under the same number it answers the same tasks.
-        `gone` is done when nobody waits for the answer any more."""
+        `gone` is done when nobody waits for the answer any more; `heard`: the worker has just sent it."""
         self._own(caller, worker)
         check_range(request, "request", 1, (1 << 53) - 1)
         check_range(slots, "slots", 1, MOST_SLOTS)
         for name, most in (types or {}).items():
             check_range(most, f"types.{check_name(name, 'types')}", 0, MOST_SLOTS)
         queues = self._queues.get(worker) or await self._joined_for(worker)
+        if heard:
+            await self.hear(caller, worker)
         room = Room(slots, types or {})
         loop = asyncio.get_running_loop()
         until = loop.time() + wait / SECOND
@@ -152,6 +158,12 @@ class Crew:
             if gone is not None and gone.done():
                 return Claim(())
             await self._check_still(caller)
+
+    async def hear(self, caller: Caller, worker: str) -> None:
+        """It lives: its lease is whole again. Before its first request there is none, so nothing is said about what it holds."""
+        if not (await self._engine.heartbeat(self._own(caller, worker), 0, ())).known:
+            self._queues.pop(worker, None)
+            raise _unknown(worker)
 
     async def _ask(self, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
         try:

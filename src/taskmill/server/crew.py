@@ -22,7 +22,7 @@ import math
 import random
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -57,9 +57,13 @@ _DEFAULTS = TypeSettings()
 class Crew:
     """The remote workers of one server process."""
 
-    def __init__(self, engine: Engine, keys: Keys | None = None) -> None:
+    def __init__(self, engine: Engine, keys: Keys | None = None, lost: Callable[[int], None] = lambda leases: None) -> None:
+        """`lost` hears how many leases workers are told to have lost."""
         self._engine = engine
         self._keys = keys
+        self._lost = lost
+        self._over: dict[tuple[str, int], None] = {}
+        """Leases that their workers have ended here, or know to be lost; the last of them."""
         self._queues: dict[str, tuple[str, ...]] = {}
         """By worker, the queues that it joined for."""
         self._hint = asyncio.Event()
@@ -244,7 +248,18 @@ class Crew:
         check_range(request, "request", 0, (1 << 53) - 1)
         if len(leases) > MOST_LEASES:
             raise InvalidInput(f"{len(leases)} leases are too many", code="out_of_range", field="leases", hint=f"at most {MOST_LEASES}")
-        return await self._engine.heartbeat(worker, request, leases)
+        beat = await self._engine.heartbeat(worker, request, leases)
+        self._lost(self._end(worker, beat.lost))
+        return beat
+
+    def _end(self, worker: str, tokens: Iterable[int]) -> int:
+        """How many of these leases were not over yet. A beat and a finish may pass each other, and a beat may come again: nothing is lost twice."""
+        ended = [(worker, token) for token in tokens if (worker, token) not in self._over]
+        for lease in ended:
+            self._over[lease] = None
+            if len(self._over) > MOST_REMEMBERED:
+                del self._over[next(iter(self._over))]
+        return len(ended)
 
     async def checkpoint(self, caller: Caller, entries: Sequence[Checkpoint]) -> tuple[Refusal, ...]:
         """What running tasks have done so far."""
@@ -265,7 +280,10 @@ class Crew:
         asked = [outcome.task for outcome in outcomes if outcome.ending is Ending.RETRY or outcome.then]
         found = await self._engine.get(asked) if asked else ()
         tasks = {task.id: task for task in found if isinstance(task, Task)}
-        return await self._engine.finish([_judged(_storable_outcome(outcome), tasks.get(outcome.task)) for outcome in outcomes])
+        judged = [_judged(_storable_outcome(outcome), tasks.get(outcome.task)) for outcome in outcomes]
+        for outcome in judged:
+            self._end(outcome.worker, (outcome.token,))
+        return await self._engine.finish(judged)
 
 
 def _judged(outcome: Outcome, task: Task | None) -> Outcome:

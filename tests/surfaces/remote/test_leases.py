@@ -130,3 +130,43 @@ async def over_grpc(server: Server) -> AsyncIterator[stubs.WorkersAsyncStub]:
             yield stubs.WorkersStub(channel)
     finally:
         await beside.stop(0)
+
+
+# What the metrics say of them
+
+
+async def counted(server: Server, name: str) -> float:
+    text = (await server.service.scrape()).decode()
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.partition(" ")[0].partition("{")[0] == name)
+
+
+async def test_leases_that_are_lost_are_counted_once(anywhere: str, tmp_path: Path, clock: ManualClock) -> None:
+    async with serving(anywhere, tmp_path, clock) as server:
+        worker = await joined(server.anybody)
+        for _ in range(2):
+            await server.anybody.submit("resize", queue="jobs")
+        held = await worker.claim(slots=2)
+        await pass_time(server.engine, clock, LEASE + 2)
+        for _ in range(2):
+            assert sorted((await worker.beat(*held))["lost"]) == sorted(task["token"] for task in held)
+        assert await counted(server, "taskqueue_leases_lost_total") == 2
+
+
+async def test_ends_that_come_too_late_are_counted(anywhere: str, tmp_path: Path, clock: ManualClock) -> None:
+    async with serving(anywhere, tmp_path, clock) as server:
+        worker = await joined(server.anybody)
+        await server.anybody.submit("resize", queue="jobs")
+        held = await worker.one("0s")
+        await pass_time(server.engine, clock, LEASE + 2)
+        assert (await worker.finish(held, "completed")).code == "stale_lease"
+        assert await counted(server, "taskqueue_finishes_refused_total") == 1
+
+
+async def test_a_beat_that_its_own_finish_overtook_has_lost_nothing(tmp_path: Path, clock: ManualClock) -> None:
+    async with serving(f"sqlite:///{tmp_path / 'store.db'}", tmp_path, clock) as server:
+        worker = await joined(server.anybody)
+        await server.anybody.submit("resize", queue="jobs")
+        held = await worker.one("0s")
+        await worker.finish(held, "completed")
+        assert (await worker.beat(held))["lost"] == [held["token"]]
+        assert await counted(server, "taskqueue_leases_lost_total") == 0

@@ -162,7 +162,7 @@ people, at `/docs`.
 
 A key goes into the header `Authorization: Bearer tm_…`. The column "key" says which scope it needs (`admin` has them all); "whole store" means that a key
 with a tenant is refused. Bodies are JSON, sent with `Content-Type: application/json`, up to 1 MiB unless a route takes more, and may be packed with gzip.
-Times are RFC 3339; durations are `250ms`, `90s`, `10m`, `2h`, `1d`.
+Times are RFC 3339; durations are `250ms`, `90s`, `10m`, `2h`, `1d`. Tokens of leases are texts of digits, since a double does not hold all of them.
 
 What is refused is answered as `application/problem+json`: a stable `code`, the `field`, a `hint` that says what to do, and the `request_id` that the log of
 the server has too. Of refusals each route lists its statuses: 401 no key or an unknown one, 403 it may not, 404 nothing of that name, 409 not in the state

@@ -1,6 +1,7 @@
 """Records as JSON: one place that says what a task, a queue, a schedule and a worker look like, on the command line and over HTTP.
 
-Times are RFC 3339 and durations as people write them (`"90s"`); payloads, results and checkpoints are the JSON values they are.
+Times are RFC 3339 and durations as people write them (`"90s"`); payloads, results and checkpoints are the JSON values they are. The token of a lease is a text
+of digits: on a Redis Cluster it is larger than 2^53, and whoever reads JSON numbers as doubles would silently have another one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = [
     "DURATIONS",
     "JSON",
     "TIMES",
+    "TOKENS",
     "attempt_data",
     "edge_data",
     "event_data",
@@ -37,6 +39,7 @@ __all__ = [
 TIMES = ("run_at", "created_at", "updated_at", "started_at", "ended_at", "finished_at", "expires_at", "joined_at", "next_at", "fired_at")
 DURATIONS = ("timeout", "idempotency_window", "lease", "silent", "oldest", "expires", "window")
 JSON = ("payload", "result")
+TOKENS = ("token",)
 
 
 def _data(record: msgspec.Struct, *, raw: bool = False) -> dict[str, object]:
@@ -54,7 +57,7 @@ def _readable(name: str, value: object) -> object:
     if isinstance(value, bytes):
         return codec.decode(value) if name in JSON else value.decode("utf-8", "replace")
     if isinstance(value, int) and not isinstance(value, bool):
-        return rfc3339(value) if name in TIMES else format_duration(value) if name in DURATIONS else value
+        return rfc3339(value) if name in TIMES else format_duration(value) if name in DURATIONS else str(value) if name in TOKENS else value
     if isinstance(value, (msgspec.Struct, Mapping, tuple, frozenset)):
         return msgspec.to_builtins(dict(value) if isinstance(value, Mapping) else value)
     return value

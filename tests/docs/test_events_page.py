@@ -8,7 +8,7 @@ from pathlib import Path
 
 from taskmill.clock import MILLISECOND
 from taskmill.engines.sqlite.step import RING
-from taskmill.server import hub, live, sockets, subscription, wanted
+from taskmill.server import hub, live, ring, sockets, subscription, wanted
 from taskmill.server.news import TYPES
 from taskmill.task import NewTask
 from tests.docs.test_docs import ROOT, blocks, code_words, table, text
@@ -33,6 +33,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
     assert f"{subscription.MOST_BYTES >> 20} MiB or {subscription.MOST_EVENTS:,} events" in page
     assert f"A comment every {live.HEARTBEAT:.0f} seconds" in page
     assert f"ring of {RING:,} events" in page
+    assert f"its last {ring.MOST_KEPT:,} events, while somebody listens and for {hub.LINGER:.0f} seconds longer" in page
     assert f"waits up to {hub.LONGEST * 1_000_000 / MILLISECOND:.0f} ms" in page
 
 

@@ -21,7 +21,7 @@ from tests.history import Bounds, Recorder, check, events, load
 
 LEASE = 3 * SECOND
 LONG = 15 * SECOND
-"""No server is away for as long as this."""
+"""No server is away for as long as this, also on a busy machine, where it takes longer than LEASE to start one."""
 SLOTS = 4
 
 

@@ -20,7 +20,7 @@ from taskmill.operations import Operations
 from taskmill.server.news import TYPES
 from taskmill.task import Progress, State, new_id
 from tests.conformance.tools import new, record, step, submit_many, submit_one, worker
-from tests.surfaces.live import STORES, Client, Event, Live, eventually, live, store_url
+from tests.surfaces.live import STORES, Client, Event, Live, eventually, live, served, store_url
 
 
 @pytest.fixture(params=STORES)
@@ -42,7 +42,7 @@ def of_task(event: Event) -> bool:
 
 def check(event: Event) -> None:
     """It is in the vocabulary, and says nothing that is not in it."""
-    assert set(event) == {"type", "timestamp", "data"}
+    assert set(event) == {"type", "timestamp", "id", "data"}
     assert event["timestamp"].endswith("Z")
     assert set(event["data"]) <= set(TYPES[event["type"]].fields), event
 
@@ -208,18 +208,81 @@ def flooded_url(request: pytest.FixtureRequest, server: Live) -> str:
     return f"sqlite:///{request.getfixturevalue('tmp_path') / 'store.db'}" if name == "sqlite" else str(request.getfixturevalue(f"{name}_url"))
 
 
-async def test_who_comes_back_is_told_what_it_missed(quick: Live) -> None:
+# Who comes back
+
+
+async def test_who_comes_back_hears_what_followed(server: Live) -> None:
+    """Also what nobody listened to meanwhile; and the stream waits for the only one who listened."""
+    async with server.stream("?event=task.*&queue=default") as stream:
+        await submit_one(server.engine)
+        await stream.next()
+        assert stream.id is not None
+    missed = await submit_many(server.engine, 3)
+    await submit_one(server.engine, queue="other")
+    await eventually(lambda: server.hub._ring.number >= 5)
+    async with server.stream("?event=task.*&queue=default", after=stream.id) as again:
+        assert [(await again.next())["data"]["task_id"] for _ in missed] == missed
+        last = await submit_one(server.engine)
+        assert (await again.next())["data"]["task_id"] == last
+    assert [event["type"] for event in again.heard] == ["task.submitted"] * 4
+    async with server.stream("?event=task.*&queue=default", after=again.id) as nothing:
+        last = await submit_one(server.engine)
+        assert (await nothing.next())["data"]["task_id"] == last
+
+
+async def test_who_comes_back_over_a_websocket_hears_what_followed(quick: Live) -> None:
+    async with quick.client("?event=task.*") as client:
+        await submit_one(quick.engine)
+        place = (await client.next())["id"]
+        assert (await client.say(action="ping"))["id"] == place
+    missed = await submit_many(quick.engine, 2)
+    async with quick.client(f"?event=task.*&after={place}") as again:
+        assert [(await again.next())["data"]["task_id"] for _ in missed] == missed
+        await again.say(action="ping")
+        assert again.heard[-1]["id"] == again.heard[-2]["id"]
+
+
+async def test_a_browser_comes_back_with_the_url_that_it_had_from_the_start(quick: Live) -> None:
+    """What it heard last stands in its header, which goes before the URL."""
+    async with quick.stream("?event=task.*") as stream:
+        await submit_one(quick.engine)
+        await stream.next()
+        first = stream.id
+        await submit_one(quick.engine)
+        await stream.next()
+    async with quick.stream(f"?event=task.*&after={first}") as early, quick.stream(f"?event=task.*&after={first}", after=stream.id) as late:
+        assert await early.next() == stream.heard[1]
+        last = await submit_one(quick.engine)
+        assert (await late.next())["data"]["task_id"] == last
+
+
+async def test_who_comes_back_hears_of_its_own_tenant_alone(quick: Live) -> None:
+    whole, own = await quick.key("read"), await quick.key("read", tenant="acme")
+    async with quick.stream("?event=task.*", key=whole) as stream:
+        await submit_one(quick.engine)
+        await stream.next()
+    await submit_one(quick.engine, tenant="other")
+    mine = await submit_one(quick.engine, tenant="acme")
+    await eventually(lambda: quick.hub._ring.number >= 3)
+    async with quick.stream(key=own, after=stream.id) as again:
+        assert (await again.next())["data"]["task_id"] == mine
+
+
+async def test_what_is_not_there_any_more_is_told_at_once(quick: Live, tmp_path: Path) -> None:
+    """The place of another process, of a stream that ended, and what is none."""
+    (tmp_path / "other").mkdir()
+    async with served(f"sqlite:///{tmp_path / 'other' / 'store.db'}", tmp_path / "other") as other, other.stream("?event=task.*") as elsewhere:
+        await submit_one(other.engine)
+        await elsewhere.next()
     async with quick.client(), quick.stream("?event=task.*") as stream:
         await submit_one(quick.engine)
         await stream.next()
-        assert stream.id == quick.hub.place
-        async with quick.stream("?event=task.*", after=stream.id) as again:
-            await submit_one(quick.engine)
-            assert (await again.next())["type"] == "task.submitted"
-        async with quick.stream("?event=task.*", after=stream.id) as late:
-            assert await late.next() == {**late.heard[0], "type": "resync", "data": {"reason": "reconnected"}}
-        async with quick.stream("?event=task.*", after="nonsense \xff") as strange:
-            assert (await strange.next())["type"] == "resync"
+        assert stream.id is not None
+        ahead = stream.id.rpartition("-")[0] + "-99"
+        for place in (elsewhere.id, ahead, "", "-", "nonsense \xff", f"{stream.id}x", stream.id.replace("-", "-²")):
+            async with quick.stream("?event=task.*", after=place) as strange:
+                assert await strange.next() == {**strange.heard[0], "type": "resync", "data": {"reason": "reconnected"}}
+                assert strange.id == stream.id
 
 
 # Who does not read
@@ -404,6 +467,7 @@ async def test_a_task_that_two_filters_want_is_told_once(quick: Live) -> None:
 
 
 async def test_the_stream_is_there_only_while_somebody_listens(quick: Live) -> None:
+    quick.hub._linger = 0.0
     assert not quick.hub._tasks
     async with quick.client(), quick.stream():
         assert quick.hub.listeners == 2

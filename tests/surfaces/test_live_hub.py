@@ -24,6 +24,7 @@ from taskmill.server.http import Http
 from taskmill.server.hub import Hub
 from taskmill.server.listening import bound
 from taskmill.server.news import Form
+from taskmill.server.ring import Ring
 from taskmill.server.service import Service
 from taskmill.server.subscription import Ended, Subscription
 from taskmill.server.wanted import EVERYTHING, Wanted
@@ -49,7 +50,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 async def hub(engine: Engine, clock: ManualClock) -> AsyncIterator[Hub]:
     """Keys are looked at when the test says so."""
-    made = Hub(Operations(engine), Keys(engine, clock=clock, open=True), clock=clock, check=1_000)
+    made = Hub(Operations(engine), Keys(engine, clock=clock, open=True), clock=clock, check=1_000, linger=0)
     yield made
     await made.close()
 
@@ -62,7 +63,7 @@ async def next_of(listener: Subscription) -> Event:
 
 async def heard(hub: Hub, events: int) -> None:
     """Until the hub has heard so many."""
-    await eventually(lambda: int(hub.place.rpartition("-")[2]) >= events)
+    await eventually(lambda: hub._ring.number >= events)
 
 
 async def test_nothing_goes_out_on_old_news_of_the_keys(hub: Hub, engine: Engine, clock: ManualClock) -> None:
@@ -117,6 +118,45 @@ async def test_a_group_costs_one_text_for_all(hub: Hub, engine: Engine) -> None:
     assert all(text is texts[0] for text in texts)
     for listener in listeners:
         listener.close()
+
+
+async def test_who_was_away_for_longer_than_the_ring_remembers_is_told(hub: Hub, engine: Engine) -> None:
+    hub._ring = Ring(4)
+    async with await hub.subscribe(ANYBODY, {TASKS}) as listener:
+        await submit_one(engine)
+        place = (await next_of(listener))["id"]
+        missed = await submit_many(engine, 4)
+        await heard(hub, 5)
+        async with await hub.subscribe(ANYBODY, {TASKS}, after=place) as again:
+            assert [(await next_of(again))["data"]["task_id"] for _ in missed] == missed
+        await submit_one(engine)
+        await heard(hub, 6)
+        async with await hub.subscribe(ANYBODY, {TASKS}, after=place) as late:
+            told = await next_of(late)
+        assert (told["type"], told["data"], told["id"]) == ("resync", {"reason": "reconnected"}, hub.place)
+
+
+async def test_more_than_may_wait_for_a_listener_is_not_told_again(hub: Hub, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with await hub.subscribe(ANYBODY, {TASKS}) as listener:
+        await submit_one(engine)
+        place = (await next_of(listener))["id"]
+        await submit_many(engine, 10)
+        await heard(hub, 11)
+        monkeypatch.setattr("taskmill.server.hub.MOST_BYTES", 2_000)
+        async with await hub.subscribe(ANYBODY, {TASKS}, after=place) as again:
+            assert (await next_of(again))["type"] == "resync"
+
+
+async def test_the_stream_waits_for_some_seconds_and_no_longer(engine: Engine, clock: ManualClock) -> None:
+    hub = Hub(Operations(engine), Keys(engine, clock=clock, open=True), clock=clock, check=1_000, linger=0.05)
+    (await hub.subscribe(ANYBODY, {TASKS})).close()
+    assert hub._tasks
+    await eventually(lambda: not hub._tasks)
+    assert hub._ring.after(hub.place) is not None  # the next one begins another epoch
+    place = hub.place
+    async with await hub.subscribe(ANYBODY, {TASKS}, after=place) as listener:
+        assert (await next_of(listener))["type"] == "resync"
+    await hub.close()
 
 
 async def test_nobody_is_let_in_while_it_stops(hub: Hub) -> None:

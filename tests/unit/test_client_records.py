@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from taskmill import Retry
 from taskmill.client.problems import Problem, error_of, refusal
@@ -81,6 +82,14 @@ def fields(task: Task) -> dict[str, msgspec.Raw]:
 
 def test_a_record_comes_back_as_it_was() -> None:
     assert task_of(fields(RECORD)) == RECORD
+
+
+def test_a_token_that_no_double_holds_is_a_text_on_its_way() -> None:
+    task = replace(RECORD, token=(1 << 62) + 1)
+    assert bytes(fields(task)["token"]) == b'"4611686018427387905"'
+    assert task_of(fields(task)) == task
+    assert bytes(fields(replace(RECORD, token=None))["token"]) == b"null"
+    assert task_of(fields(replace(RECORD, token=None))).token is None
 
 
 def test_a_record_of_an_older_or_newer_server_is_read() -> None:

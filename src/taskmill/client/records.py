@@ -13,7 +13,7 @@ from taskmill.engine import Durability, Filter
 from taskmill.errors import Forbidden, InvalidInput
 from taskmill.retry import Retry
 from taskmill.task import Attempt, EdgeResult, ErrorInfo, NewTask, OnFailure, Progress, State, Task, Unique
-from taskmill.views import DURATIONS, JSON, TIMES, priority_word
+from taskmill.views import DURATIONS, JSON, TIMES, TOKENS, priority_word
 
 __all__ = ["Hidden", "attempt_of", "edge_of", "given_fields", "query_of", "shown", "task_body", "task_of"]
 
@@ -131,6 +131,8 @@ def _read(fields: Fields, kind: type[msgspec.Struct]) -> dict[str, Any]:
             value = instant(value, field=name)
         elif value is not None and name in DURATIONS:
             value = duration(value, field=name)
+        elif value is not None and name in TOKENS:
+            value = int(value)
         found[name] = value
     return found
 

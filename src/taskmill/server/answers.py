@@ -1,7 +1,7 @@
 """The schemas of answers, by the names that routes give them.
 
-Those of records are made from the records themselves, by the rules of `taskmill.views`: times are RFC 3339, durations as people write them, payloads and
-results the JSON they are. So a field that is added to a record is in the document without a word here.
+Those of records are made from the records themselves, by the rules of `taskmill.views`: times are RFC 3339, durations as people write them, tokens texts,
+payloads and results the JSON they are. So a field that is added to a record is in the document without a word here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from taskmill.engine import Durability, Features, Finding, Status, WorkerInfo
 from taskmill.operations import ROLES, Limit, LimitInfo, QueueInfo, ScheduleInfo, Tally, TypeInfo
 from taskmill.server.access import Scope
 from taskmill.task import Attempt, EdgeResult, ErrorInfo, Priority, Progress, State, Task, TypeSettings, Unique
-from taskmill.views import DURATIONS, JSON, TIMES
+from taskmill.views import DURATIONS, JSON, TIMES, TOKENS
 
 __all__ = ["STRUCTS", "TEXTS", "answers"]
 
@@ -35,6 +35,7 @@ _TIME: Schema = {"type": "string", "format": "date-time"}
 _DURATION: Schema = {"type": "string", "description": 'As people write it: "90s".'}
 _ID: Schema = {"type": "string", "format": "uuid"}
 _PRIORITY: Schema = {"enum": [priority.name.lower() for priority in Priority]}
+_TOKEN: Schema = {"type": "string", "pattern": "^[0-9]{1,19}$", "description": "Digits, possibly more than a double can hold."}
 _POLICY: Schema = {"type": "object", "description": "A retry policy; times in microseconds."}
 
 
@@ -86,7 +87,6 @@ def _of_the_store(schema_of: SchemaOf) -> dict[str, Schema]:
 def _of_workers() -> dict[str, Schema]:
     """Of the worker protocol, in which durations are numbers of seconds and tokens texts."""
     seconds: Schema = {"type": "number", "minimum": 0, "description": "Seconds."}
-    token: Schema = {"type": "string", "description": "Digits, possibly more than a double can hold."}
     anything: Schema = {"description": "Any JSON value."}
     texts: Schema = {"type": "object", "additionalProperties": _TEXT}
     claimed = _object(
@@ -97,7 +97,7 @@ def _of_workers() -> dict[str, Schema]:
             **{name: _or_null(_TEXT) for name in ("must_end", "phase")},
             "id": _ID,
             "payload": anything,
-            "token": token,
+            "token": _TOKEN,
             "priority": _PRIORITY,
             "timeout": seconds,
             "headers": texts,
@@ -112,7 +112,7 @@ def _of_workers() -> dict[str, Schema]:
         "Joined": _object({"worker": _TEXT, "lease": seconds, "beat_every": seconds}),
         "ClaimedTask": claimed,
         "ClaimedTasks": _object({"request": _NUMBER, "tasks": _list(_ref("ClaimedTask")), "next_at": _or_null(_TIME), "more": _FLAG}),
-        "Beat": _object({"known": _FLAG, "lost": _list(token), "cancelled": _list(_ID), "commands": _list(_TEXT)}),
+        "Beat": _object({"known": _FLAG, "lost": _list(_TOKEN), "cancelled": _list(_ID), "commands": _list(_TEXT)}),
         "Applied": _object({"applied": _NUMBER, "refused": _NUMBER, "answers": _list(answer)}),
         "Left": _object({"left": _FLAG}),
     }
@@ -151,8 +151,8 @@ def _record(schema_of: SchemaOf, kind: type[msgspec.Struct], *, optional: Iterab
 def _field(schema_of: SchemaOf, name: str, kind: Any) -> Schema:
     if name in JSON:
         return {"description": "Any JSON value."}
-    if name in TIMES or name in DURATIONS:
-        shown = _TIME if name in TIMES else _DURATION
+    if name in TIMES or name in DURATIONS or name in TOKENS:
+        shown = _TIME if name in TIMES else _DURATION if name in DURATIONS else _TOKEN
         return _or_null(shown) if NoneType in get_args(kind) else shown
     return schema_of(kind)
 

@@ -9,6 +9,9 @@ failed, and `retry` of the task decides what that means, unless it names a time 
 
 A claim that finds nothing waits here for a hint of the store, one listener for all who wait, and asks again at least every second. It ends early when its
 caller goes away, when the key is revoked, and when the server stops. What a claim took for somebody who is gone is answered again under the same number.
+
+A claim is a sign of life, as a beat is: whoever was cut off for most of its lease and comes back with one has a whole lease for what it is given. A claim that
+only waits is none: nobody was heard, and one whose connection is dead without a word would keep what it holds for as long as its claim waits.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import math
 import random
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -54,9 +57,13 @@ _DEFAULTS = TypeSettings()
 class Crew:
     """The remote workers of one server process."""
 
-    def __init__(self, engine: Engine, keys: Keys | None = None) -> None:
+    def __init__(self, engine: Engine, keys: Keys | None = None, lost: Callable[[int], None] = lambda leases: None) -> None:
+        """`lost` hears how many leases workers are told to have lost."""
         self._engine = engine
         self._keys = keys
+        self._lost = lost
+        self._over: dict[tuple[str, int], None] = {}
+        """Leases that their workers have ended here, or know to be lost; the last of them."""
         self._queues: dict[str, tuple[str, ...]] = {}
         """By worker, the queues that it joined for."""
         self._hint = asyncio.Event()
@@ -128,15 +135,18 @@ class Crew:
         wait: int = 0,
         types: Mapping[str, int] | None = None,
         gone: asyncio.Future[None] | None = None,
+        heard: bool = True,
     ) -> Claim:
         """Up to so many tasks, as soon as there are any; none when the time is over. Asked again under the same number it answers the same tasks.
-        `gone` is done when nobody waits for the answer any more."""
+        `gone` is done when nobody waits for the answer any more; `heard`: the worker has just sent it."""
         self._own(caller, worker)
         check_range(request, "request", 1, (1 << 53) - 1)
         check_range(slots, "slots", 1, MOST_SLOTS)
         for name, most in (types or {}).items():
             check_range(most, f"types.{check_name(name, 'types')}", 0, MOST_SLOTS)
         queues = self._queues.get(worker) or await self._joined_for(worker)
+        if heard:
+            await self.hear(caller, worker)
         room = Room(slots, types or {})
         loop = asyncio.get_running_loop()
         until = loop.time() + wait / SECOND
@@ -152,6 +162,12 @@ class Crew:
             if gone is not None and gone.done():
                 return Claim(())
             await self._check_still(caller)
+
+    async def hear(self, caller: Caller, worker: str) -> None:
+        """It lives: its lease is whole again. Before its first request there is none, so nothing is said about what it holds."""
+        if not (await self._engine.heartbeat(self._own(caller, worker), 0, ())).known:
+            self._queues.pop(worker, None)
+            raise _unknown(worker)
 
     async def _ask(self, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
         try:
@@ -232,7 +248,18 @@ class Crew:
         check_range(request, "request", 0, (1 << 53) - 1)
         if len(leases) > MOST_LEASES:
             raise InvalidInput(f"{len(leases)} leases are too many", code="out_of_range", field="leases", hint=f"at most {MOST_LEASES}")
-        return await self._engine.heartbeat(worker, request, leases)
+        beat = await self._engine.heartbeat(worker, request, leases)
+        self._lost(self._end(worker, beat.lost))
+        return beat
+
+    def _end(self, worker: str, tokens: Iterable[int]) -> int:
+        """How many of these leases were not over yet. A beat and a finish may pass each other, and a beat may come again: nothing is lost twice."""
+        ended = [(worker, token) for token in tokens if (worker, token) not in self._over]
+        for lease in ended:
+            self._over[lease] = None
+            if len(self._over) > MOST_REMEMBERED:
+                del self._over[next(iter(self._over))]
+        return len(ended)
 
     async def checkpoint(self, caller: Caller, entries: Sequence[Checkpoint]) -> tuple[Refusal, ...]:
         """What running tasks have done so far."""
@@ -253,7 +280,10 @@ class Crew:
         asked = [outcome.task for outcome in outcomes if outcome.ending is Ending.RETRY or outcome.then]
         found = await self._engine.get(asked) if asked else ()
         tasks = {task.id: task for task in found if isinstance(task, Task)}
-        return await self._engine.finish([_judged(_storable_outcome(outcome), tasks.get(outcome.task)) for outcome in outcomes])
+        judged = [_judged(_storable_outcome(outcome), tasks.get(outcome.task)) for outcome in outcomes]
+        for outcome in judged:
+            self._end(outcome.worker, (outcome.token,))
+        return await self._engine.finish(judged)
 
 
 def _judged(outcome: Outcome, task: Task | None) -> Outcome:

@@ -10,6 +10,9 @@ What a listener does not read stays in its own buffer, bounded; at its end the l
 the store's ring, by an outage or because there was more than could be passed on, every listener concerned gets `resync`.
 
 Who may listen is asked again all the time: events go out only on news of the keys that is fresh.
+
+Whoever comes back says what it heard last, and hears what followed, if the ring still has it; else `resync`. So that the only listener can come back too, the
+stream stays open for some seconds behind the last.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any
@@ -31,8 +33,9 @@ from taskmill.events import Event, Kind
 from taskmill.operations import Operations
 from taskmill.server.access import STALE, Caller, Forbidden, Keys, Scope
 from taskmill.server.measures import measured
-from taskmill.server.news import Form, News, news_of, of_worker, resync
-from taskmill.server.subscription import Ended, Group, Subscription
+from taskmill.server.news import Form, News, how_many, news_of, of_worker, resync
+from taskmill.server.ring import Ring
+from taskmill.server.subscription import MOST_BYTES, Ended, Group, Subscription
 from taskmill.server.wanted import Wanted
 from taskmill.task import Task
 
@@ -56,16 +59,28 @@ REST = 0.02
 """Seconds in which events may come before they are looked for again."""
 SLICE = 100
 """Events read before others get their turn."""
+LINGER = 5.0
+"""Seconds for which the stream stays open behind the last listener."""
 
 
 class Hub:
     """The listeners of one server process, and the stream they share."""
 
-    def __init__(self, operations: Operations, keys: Keys, *, clock: Clock | None = None, check: float = CHECK, measure: float = MEASURE) -> None:
+    def __init__(
+        self,
+        operations: Operations,
+        keys: Keys,
+        *,
+        clock: Clock | None = None,
+        check: float = CHECK,
+        measure: float = MEASURE,
+        linger: float = LINGER,
+    ) -> None:
         self._operations = operations
         self._keys = keys
         self._clock = clock or SystemClock()
         self._every = {"check": check, "measure": measure}
+        self._linger = linger
         self._groups: dict[tuple[str | None, bool, Form, frozenset[Wanted]], Group] = {}
         self._index: dict[tuple[str, object], dict[Group, None]] = {}
         self._changed: dict[Group, None] = {}
@@ -75,8 +90,11 @@ class Hub:
         self._listeners = 0
         self._draining = False
         self._checked_at: int | None = None
-        self._epoch, self._number = "", 0
+        self._ring = Ring()
+        self._sent = 0
+        """The number of the last event that everybody was sent who is to hear it."""
         self._timer: asyncio.Handle | None = None
+        self._closing: asyncio.Handle | None = None
         self._not_before = 0.0
 
     @property
@@ -85,13 +103,13 @@ class Hub:
 
     @property
     def place(self) -> str:
-        """Where the stream is: whoever has heard the event of this number has missed nothing."""
-        return f"{self._epoch}-{self._number}"
+        """Where the stream is: whoever has read all that it was sent has missed nothing up to here."""
+        return self._ring.place(self._sent)
 
     # Listeners come and go
 
     async def subscribe(self, caller: Caller, wanted: Collection[Wanted], form: Form = Form.JSON, *, after: str | None = None) -> Subscription:
-        """Everything from the moment this answers. `after`: the last event that the listener has heard; if others followed, it is told `resync` first."""
+        """Everything from the moment this answers. `after`: the last event that the listener has heard; what followed comes first, or `resync`."""
         caller.need(Scope.READ)
         if self._draining:
             raise StoreError("this server is stopping", code="draining", hint="connect again; another server answers")
@@ -101,11 +119,21 @@ class Hub:
             if not self._tasks:
                 await self._open()
             self._send()
-            if after is not None and after != self.place:
-                subscription.push(resync("reconnected", self._clock.now()).written(form, payload=True))
+            if after is not None:
+                self._catch_up(subscription, frozenset(wanted), after)
             self._listeners += 1
             self._join(subscription, frozenset(wanted))
         return subscription
+
+    def _catch_up(self, subscription: Subscription, wanted: frozenset[Wanted], after: str) -> None:
+        """What it missed of that which it wants now and may hear now; more than half of what may wait for a listener is too much."""
+        alone = Group(subscription.caller, subscription.form, wanted)
+        missed = self._ring.after(after)
+        told = None if missed is None else [news.written(alone.form, alone.payload) for news in missed if news.type == "resync" or alone.reads(news)]
+        if told is None or sum(map(len, told)) > MOST_BYTES // 2:
+            told = [resync("reconnected", self._clock.now()).numbered(self._ring.place()).written(alone.form, alone.payload)]
+        for data in told:
+            subscription.push(data)
 
     async def change(self, subscription: Subscription, wanted: frozenset[Wanted]) -> None:
         await self._check(subscription.caller, wanted - subscription.wanted)
@@ -118,7 +146,12 @@ class Hub:
         if self._part(subscription):
             self._listeners -= 1
             if not self._listeners:
-                self._do(self._close_if_nobody_listens())
+                self._stay()
+                self._closing = asyncio.get_running_loop().call_later(self._linger, lambda: self._do(self._close_if_nobody_listens()))
+
+    def _stay(self) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
 
     def drain(self) -> None:
         """Everybody is told to come back; nobody else is let in."""
@@ -128,6 +161,7 @@ class Hub:
     async def close(self) -> None:
         """The stream is let go of."""
         self.drain()
+        self._stay()
         await self._close_if_nobody_listens()
         if self._by_the_way:
             await asyncio.gather(*self._by_the_way, return_exceptions=True)
@@ -188,7 +222,8 @@ class Hub:
         }
 
     def _begin(self) -> None:
-        self._epoch, self._number = secrets.token_hex(6), 0
+        self._ring.begin()
+        self._sent = 0
 
     async def _close_if_nobody_listens(self) -> None:
         async with self._opening:
@@ -243,11 +278,11 @@ class Hub:
         if event.kind is Kind.RESYNC:
             self._tell_everybody(resync("gap", self._clock.now()))
             return
+        first = self._ring.add(event, how_many(event))
         if not self._concerns_somebody(event):
-            self._number += 1
             return
-        for news in news_of(event):
-            self._tell(news)
+        for number, news in enumerate(news_of(event), first):
+            self._tell(news, number)
         if event.kind is Kind.SETTING_CHANGED and event.subject.startswith("worker/"):
             self._do(self._look_at_worker(event.subject.removeprefix("worker/"), event.at))
 
@@ -263,22 +298,24 @@ class Hub:
             or event.kind is Kind.SETTING_CHANGED
         )
 
-    def _tell(self, news: News) -> None:
-        self._number += 1
+    def _tell_more(self, news: News) -> None:
+        """What no engine tells."""
+        self._tell(news, self._ring.add(news))
+
+    def _tell(self, news: News, number: int) -> None:
         numbered = False
         for place in (("all", None), ("tenant", news.tenant), ("queue", news.queue), ("type", news.task_type), ("task", news.task)):
             for group in self._index.get(place, ()):
                 if group.reads(news):
                     if not numbered:
-                        news.numbered(self.place)
+                        news.numbered(self._ring.place(number))
                         numbered = True
                     group.add(news)
                     self._changed[group] = None
         self._send_soon()
 
     def _tell_everybody(self, news: News) -> None:
-        self._number += 1
-        news.numbered(self.place)
+        news.numbered(self._ring.place(self._ring.add(news)))
         for group in self._groups.values():
             group.add(news)
             self._changed[group] = None
@@ -304,11 +341,12 @@ class Hub:
                 group.forget()
             return
         changed, self._changed = self._changed, {}
+        self._sent = self._ring.number
         for group in changed:
             group.send(self._behind)
 
     def _behind(self) -> News:
-        return resync("behind", self._clock.now()).numbered(self.place)
+        return resync("behind", self._clock.now()).numbered(self._ring.place())
 
     # Who may listen
 
@@ -335,15 +373,15 @@ class Hub:
         if id in items:
             command = msgspec.json.decode(items[id], type=_Command).command
             if command in {"pause", "quiet"}:
-                self._tell(of_worker(id, command, at))
+                self._tell_more(of_worker(id, command, at))
         elif any(worker.id == id for worker in await self._operations.workers()):
-            self._tell(of_worker(id, None, at))
+            self._tell_more(of_worker(id, None, at))
 
     async def _measure(self) -> None:
         wanted = {event for event in ("queue.depth", "system.metrics") if any(group.asks_for(event) for group in self._groups.values())}
         if wanted:
             async for news in measured(self._operations.engine, self._clock, wanted, listeners=self._listeners):
-                self._tell(news)
+                self._tell_more(news)
 
     async def _repeat(self, name: str, do: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:

@@ -94,22 +94,23 @@ async def websocket(scope: Scope, receive: Receive, send: Send, *, hub: Hub, cal
     """One client, from the upgrade to its end. Raises before the upgrade whatever refuses it."""
     headers = dict(scope["headers"])
     check_origin(scope["headers"], headers.get(b"host", b"").decode("latin-1"), origins)
-    wanted = read_query(scope["query_string"])
+    wanted, after = read_query(scope["query_string"])
     socket: Socket | None = scope.get("extensions", {}).get(SOCKET)
     form = Form.JSON if socket is None else Form.FRAME
     await receive()  # websocket.connect
-    async with await hub.subscribe(caller, {wanted}, form) as subscription:
+    async with await hub.subscribe(caller, {wanted}, form, after=after) as subscription:
         await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in scope.get("subprotocols", ()) else None})
         if socket is not None:
             subscription.write = socket.write
-        connection = _Connection(subscription, receive, send, socket, named=wanted != EVERYTHING)
+        connection = _Connection(hub, subscription, receive, send, socket, named=wanted != EVERYTHING)
         await connection.run()
 
 
 class _Connection:
     """A WebSocket that was let in."""
 
-    def __init__(self, subscription: Subscription, receive: Receive, send: Send, socket: Socket | None, *, named: bool) -> None:
+    def __init__(self, hub: Hub, subscription: Subscription, receive: Receive, send: Send, socket: Socket | None, *, named: bool) -> None:
+        self._hub = hub
         self._subscription = subscription
         self._receive = receive
         self._send = send
@@ -186,7 +187,7 @@ class _Connection:
         if unknown:
             raise InvalidInput("there is no such member", code="unknown_field", field=unknown[0][:80], hint="action and filter are all there is")
         if action == "ping":
-            self._answer("pong", {})
+            self._answer("pong", {}, self._hub.place)
             return
         wanted = read_filter(asked.get("filter", {}))
         now_wanted = self._with(wanted) if action == "subscribe" else self._subscription.wanted - {wanted}
@@ -215,8 +216,8 @@ class _Connection:
             elif not await self._socket.write_when_possible(data):
                 return
 
-    def _answer(self, type: str, data: dict[str, Any]) -> None:
-        self._subscription.push(message(type, self._clock.now(), data, self._subscription.form))
+    def _answer(self, type: str, data: dict[str, Any], place: str = "") -> None:
+        self._subscription.push(message(type, self._clock.now(), data, self._subscription.form, place))
 
     def _answer_error(self, error: TaskmillError) -> None:
         told = {"code": error.code, "title": error.message, "field": error.field, "hint": error.hint}
@@ -242,9 +243,9 @@ class _Connection:
 
 async def events(scope: Scope, receive: Receive, send: Send, *, hub: Hub, caller: Caller) -> None:
     """One client, until it goes. Raises before the answer has begun whatever refuses it."""
-    wanted = read_query(scope["query_string"])
-    after = dict(scope["headers"]).get(b"last-event-id")
-    async with await hub.subscribe(caller, {wanted}, Form.LINES, after=None if after is None else after.decode("latin-1")) as subscription:
+    wanted, after = read_query(scope["query_string"])
+    last = dict(scope["headers"]).get(b"last-event-id")  # a browser gives it when it comes back, with the URL that it had from the start
+    async with await hub.subscribe(caller, {wanted}, Form.LINES, after=after if last is None else last.decode("latin-1")) as subscription:
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, (b"x-accel-buffering", b"no")]})
         await send({"type": "http.response.body", "body": b": connected\nretry: 2000\n\n", "more_body": True})

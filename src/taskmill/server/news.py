@@ -1,10 +1,11 @@
 """Live events as clients get them: what there is, what each says, and how it is written.
 
-    {"type": "task.completed", "timestamp": "2026-01-31T09:00:00.150000Z",
+    {"type": "task.completed", "timestamp": "2026-01-31T09:00:00.150000Z", "id": "0197d82cba37-17",
      "data": {"task_id": "…", "type": "email", "queue": "mail", "sequence": 3, "attempt": 1, "duration_ms": 150}}
 
-`sequence` is the version of the task: the events of a task have each number once, in order, or a `resync` stands between them. Payloads, results and the texts
-of errors are in no event; what a handler says of its progress is for those who may read payloads.
+`id` is its place in the stream of one server process: who comes back with it hears what followed. `sequence` is the version of the task: the events of a task
+have each number once, in order, or a `resync` stands between them. Payloads, results and the texts of errors are in no event; what a handler says of its
+progress is for those who may read payloads.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 from taskmill.clock import SECOND, rfc3339
 from taskmill.events import Event, Kind
 
-__all__ = ["TYPES", "Form", "Meaning", "News", "message", "news_of", "of_depth", "of_metrics", "of_worker", "resync"]
+__all__ = ["TYPES", "Form", "Meaning", "News", "how_many", "message", "news_of", "of_depth", "of_metrics", "of_worker", "resync"]
 
 
 class Meaning(msgspec.Struct, frozen=True):
@@ -123,21 +124,22 @@ class News:
         found = self._written.get((form, whole))
         if found is None:
             data = self._data if whole else {name: value for name, value in self._data.items() if name not in _PRIVATE}
-            found = self._written[form, whole] = _in_form(_json(self.type, self._timestamp, data), form, self._number)
+            found = self._written[form, whole] = _written(self.type, self._timestamp, data, form, self._number)
         return found
 
 
 _encode = msgspec.json.Encoder().encode
 
 
-class _Document(msgspec.Struct):
+class _Document(msgspec.Struct, omit_defaults=True, kw_only=True):
     type: str
     timestamp: str
+    id: str = ""
     data: dict[str, Any]
 
 
-def _json(type: str, at: int, data: dict[str, Any]) -> bytes:
-    return _encode(_Document(type, _time(at), data))
+def _written(type: str, at: int, data: dict[str, Any], form: Form, number: str) -> bytes:
+    return _in_form(_encode(_Document(type=type, timestamp=_time(at), id=number, data=data)), form, number)
 
 
 @functools.lru_cache(maxsize=8)
@@ -151,7 +153,7 @@ def _time(at: int) -> str:
     return f"{_second(at - micros)}.{micros:06d}Z"
 
 
-def _in_form(document: bytes, form: Form, number: str = "") -> bytes:
+def _in_form(document: bytes, form: Form, number: str) -> bytes:
     if form is Form.JSON:
         return document
     if form is Form.LINES:
@@ -164,9 +166,9 @@ def _in_form(document: bytes, form: Form, number: str = "") -> bytes:
     return b"\x81\x7f" + length.to_bytes(8, "big") + document
 
 
-def message(type: str, at: int, data: dict[str, Any], form: Form) -> bytes:
+def message(type: str, at: int, data: dict[str, Any], form: Form, number: str = "") -> bytes:
     """What a server says to one client alone: pong, subscribed, error, closed."""
-    return _in_form(_json(type, at, data), form)
+    return _written(type, at, data, form, number)
 
 
 # What the store tells
@@ -189,7 +191,7 @@ def news_of(event: Event) -> Iterator[News]:
         yield from _news_of_task(event)
     elif event.kind is Kind.SETTING_CHANGED:
         kind, _, name = event.subject.partition("/")
-        if kind != "key":  # who may call is nobody else's business
+        if how_many(event):  # who may call is nobody else's business
             yield News(event.kind.value, event.at, {"kind": kind, "name": name})
     elif event.kind in _PLAIN:
         named, numbered = _PLAIN[event.kind]
@@ -199,6 +201,19 @@ def news_of(event: Event) -> Iterator[News]:
         yield News(event.kind.value, event.at, data)
 
 
+def how_many(event: Event) -> int:
+    """How many news that are, without putting them into words."""
+    if event.kind in _OF_TASK:
+        return 2 if _is_failure(event) else 1
+    if event.kind is Kind.SETTING_CHANGED:
+        return 0 if event.subject.startswith("key/") else 1
+    return 1 if event.kind in _PLAIN else 0
+
+
+def _is_failure(event: Event) -> bool:
+    return event.kind in _FAILURES and "attempt" in event.data and (event.kind is Kind.RETRYING or "error" in event.data)
+
+
 def _news_of_task(event: Event) -> Iterator[News]:
     told = dict(event.data)
     task_type, tenant = str(told.pop("type", "")), str(told.get("tenant", ""))
@@ -206,7 +221,7 @@ def _news_of_task(event: Event) -> Iterator[News]:
     if duration is not None:
         told["duration_ms"] = int(duration) // 1_000
     data = {"task_id": event.subject, "type": task_type, "queue": told.pop("queue", ""), "sequence": event.version, **told}
-    if event.kind in _FAILURES and "attempt" in told and (event.kind is Kind.RETRYING or "error" in told):
+    if _is_failure(event):
         yield News(Kind.FAILED.value, event.at, data, tenant=tenant, task=event.subject, task_type=task_type)
     yield News(event.kind.value, event.at, data, tenant=tenant, task=event.subject, task_type=task_type)
 

@@ -24,8 +24,8 @@ __all__ = ["document", "refusals"]
 
 TEMPLATE = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)\}")
-_ABOUT = """Times are RFC 3339 and durations as people write them: `250ms`, `90s`, `10m`, `2h`, `1d`. Whatever is refused is answered as
-`application/problem+json` with a stable `code`, the `field` and a `hint` that says what to do."""
+_ABOUT = """Times are RFC 3339 and durations as people write them: `250ms`, `90s`, `10m`, `2h`, `1d`; tokens of leases are texts of digits.
+Whatever is refused is answered as `application/problem+json` with a stable `code`, the `field` and a `hint` that says what to do."""
 _HEADERS: dict[str, Schema] = {
     "Idempotency-Key": {"schema": {"type": "string", "minLength": 1, "maxLength": 256}, "description": "One task per key; the same as `idempotency_key`."},
     "If-Match": {"schema": {"type": "string"}, "description": "The ETag seen; refused with 412 when it is another by now."},

@@ -17,6 +17,7 @@ __all__ = ["EVERYTHING", "Wanted", "filter_of", "read_filter", "read_query"]
 
 MOST_VALUES = 100
 """Names in one filter."""
+AFTER = "after"
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -67,8 +68,8 @@ _FIELDS: Mapping[str, tuple[str, Callable[[object, str], Iterable[str]]]] = {
 }
 
 
-def read_query(text: bytes) -> Wanted:
-    """The filter in a URL; a name may come several times."""
+def read_query(text: bytes) -> tuple[Wanted, str | None]:
+    """The filter in a URL, in which a name may come several times; and the last event that was heard (`after`), where it is named."""
     found: dict[str, list[object]] = {}
     try:
         pairs = parse_qsl(text.decode("ascii"), keep_blank_values=True, strict_parsing=bool(text), errors="strict", max_num_fields=2 * MOST_VALUES)
@@ -76,7 +77,10 @@ def read_query(text: bytes) -> Wanted:
         raise InvalidInput("the query cannot be read", code="invalid_query", field="query", hint="name=value, joined by &, in UTF-8") from None
     for name, value in pairs:
         found.setdefault(name, []).append(value)
-    return _read(found)
+    after = found.pop(AFTER, [])
+    if len(after) > 1:
+        raise InvalidInput("it is given twice", code="invalid_value", field=AFTER, hint="give it once")
+    return _read(found), str(after[0]) if after else None
 
 
 def read_filter(value: object) -> Wanted:

@@ -117,17 +117,17 @@ async def test_a_beat_reads_what_is_held_and_not_what_was(stores: Stores, clock:
     await submit_many(engine, 3)
     held = await one.claim(3)
     beats = []
-    for _ in range(2):
+    tokens = [task.token for task in held]
+    sign_of_life = (0, list[int]())  # nothing is forgotten by it
+    for request, named in ((one.request, tokens), (one.request, tokens), sign_of_life, (one.request, tokens)):
         async with db.transaction():
             before = await entries(db, "task_held")
-            row = await db.fetchrow(
-                "SELECT * FROM heartbeat($1, $2, $3, $4, $5)", one.id, one.request, [task.token for task in held], clock.now(), clock.monotonic()
-            )
+            row = await db.fetchrow("SELECT * FROM heartbeat($1, $2, $3, $4, $5)", one.id, request, named, clock.now(), clock.monotonic())
             assert row is not None
             assert (row["known"], row["lost"]) == (True, [])
             beats.append(await entries(db, "task_held") - before)
     assert beats[0] > 20_000
-    assert beats[1] < FEW
+    assert max(beats[1:]) < FEW
     await one.done(*held, ending=Ending.RELEASED)
     assert len(await one.claim(3)) == 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -254,6 +255,36 @@ async def test_a_watcher_hears_what_happens_to_the_tasks_it_wants(caller: Client
     async with asyncio.timeout(HANGS):
         while house.service.hub.listeners:  # noqa: ASYNC110 - the hub tells nobody when a listener goes
             await asyncio.sleep(0.01)
+
+
+async def test_watching_goes_on_behind_the_last_event_that_was_heard(caller: Client) -> None:
+    watching = pb.WatchRequest(events=["task.submitted"], queues=["mail"])
+    stream = caller.tasks.Watch(watching, timeout=HANGS)
+    ready = await _event(stream)
+    assert ready.type == "ready"
+    first = await caller.submit()
+    heard = await _event(stream)
+    assert (json.loads(heard.data)["task_id"], heard.id != ready.id) == (first, True)
+    stream.cancel()
+    missed = [await caller.submit() for _ in range(2)]
+    watching.resume_after = heard.id
+    again = caller.tasks.Watch(watching, timeout=HANGS)
+    assert (await _event(again)).id == heard.id  # ready: what follows that comes now
+    assert [json.loads((await _event(again)).data)["task_id"] for _ in missed] == missed
+    again.cancel()
+    watching.resume_after = "0197d82cba37-1"
+    elsewhere = caller.tasks.Watch(watching, timeout=HANGS)
+    ready, told = await _event(elsewhere), await _event(elsewhere)
+    assert (ready.type, told.type, json.loads(told.data)) == ("ready", "resync", {"reason": "reconnected"})
+    last = await caller.submit()
+    assert json.loads((await _event(elsewhere)).data)["task_id"] == last
+    elsewhere.cancel()
+
+
+async def _event(stream: Any) -> pb.Event:
+    event = await stream.read()
+    assert isinstance(event, pb.Event)
+    return event
 
 
 async def test_a_watch_that_cannot_be_meant(caller: Client) -> None:

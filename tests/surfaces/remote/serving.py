@@ -11,8 +11,9 @@ from typing import Any, Self, cast
 import aiohttp
 import msgspec
 
+from taskmill.clock import Clock
 from taskmill.config import Settings
-from taskmill.engine import Engine
+from taskmill.engine import Call, Engine, observed
 from taskmill.engines import create
 from taskmill.server.access import create_key
 from taskmill.server.listening import bound
@@ -20,7 +21,7 @@ from taskmill.server.running import run
 from taskmill.server.service import Service
 from tests.faults.effects import until
 
-__all__ = ["Answered", "Caller", "Remote", "Server", "serving"]
+__all__ = ["Answered", "Caller", "Remote", "Server", "Verbs", "serving"]
 
 HANGS = 60.0
 
@@ -107,15 +108,31 @@ class Remote:
         return answer.data
 
 
+class Verbs:
+    """What a server asks its store, as it does so."""
+
+    def __init__(self) -> None:
+        self._awaited: dict[str, asyncio.Event] = {}
+
+    def tell(self, call: Call) -> None:
+        if call.verb in self._awaited:
+            self._awaited.pop(call.verb).set()
+
+    def next(self, verb: str) -> asyncio.Event:
+        """Set when it has asked this the next time."""
+        return self._awaited.setdefault(verb, asyncio.Event())
+
+
 class Server:
     """One that listens, its store beside it."""
 
-    def __init__(self, url: str, service: Service, engine: Engine, session: aiohttp.ClientSession, stop: asyncio.Event) -> None:
+    def __init__(self, url: str, service: Service, engine: Engine, session: aiohttp.ClientSession, stop: asyncio.Event, verbs: Verbs) -> None:
         self.url = url
         self.service = service
         self.engine = engine
         self.session = session
         self.stop = stop
+        self.verbs = verbs
         self.anybody = Caller(session)
 
     async def waits(self, claims: int) -> None:
@@ -129,9 +146,11 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(store: str, folder: Path) -> AsyncIterator[Server]:
+async def serving(store: str, folder: Path, clock: Clock | None = None) -> AsyncIterator[Server]:
+    """`clock` is that of the store."""
     stop = asyncio.Event()
-    engine, beside = create(store, base=folder), create(store, base=folder)
+    verbs = Verbs()
+    engine, beside = observed(create(store, base=folder, clock=clock), verbs.tell), create(store, base=folder, clock=clock)
     settings = msgspec.structs.replace(Settings(), audit_log=str(folder / "audit.log"))
     with bound("127.0.0.1", 0) as sock:
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
@@ -143,7 +162,7 @@ async def serving(store: str, folder: Path) -> AsyncIterator[Server]:
         await beside.open()
         async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=HANGS)) as session:
             try:
-                yield Server(url, began.result(), beside, session, stop)
+                yield Server(url, began.result(), beside, session, stop, verbs)
             finally:
                 stop.set()
         await running

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from taskmill import App, Client
 from taskmill.task import new_id
 from tests.surfaces.remote.serving import Caller, Remote, Server, serving
 
@@ -203,5 +204,11 @@ async def test_tokens_of_a_cluster_are_larger_than_a_double_holds_and_survive_as
         task = await claimed(server.anybody, worker)
         assert int(task["token"]) > 1 << 53
         assert (await worker.beat(task))["lost"] == []
-        assert (await worker.finish(task, "completed")).status == 200
+        assert (await server.anybody.task(task["id"]))["token"] == task["token"]
+        async with Client(server.url) as client, App(redis_cluster_url) as app:
+            assert await client.get(task["id"]) == await app.operations.get(task["id"])
+            assert (await worker.finish(task, "completed")).status == 200
+            assert await client.attempts(task["id"]) == await app.engine.attempts(task["id"])
+        [attempt] = await server.anybody.attempts(task["id"])
+        assert (attempt["outcome"], attempt["token"]) == ("completed", task["token"])
         assert (await server.anybody.task(task["id"]))["state"] == "completed"

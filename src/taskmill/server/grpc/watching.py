@@ -23,6 +23,7 @@ class _Told(msgspec.Struct):
 
     type: str
     timestamp: str
+    id: str = ""
     data: msgspec.Raw = msgspec.Raw(b"{}")
 
 
@@ -33,8 +34,9 @@ async def watch(call: Call, request: pb.WatchRequest, hub: Hub | None, clock: Cl
     conditions: dict[str, object] = {name: list(values) for name, values in named.items() if values}
     if request.tenant:
         conditions["tenant"] = [request.tenant]
-    async with await hub.subscribe(call.caller, [read_filter(conditions)]) as told:
-        await call.write(pb.Event(type=READY, timestamp=instant_of(clock.now()), data=b"{}"))
+    after = request.resume_after or None
+    async with await hub.subscribe(call.caller, [read_filter(conditions)], after=after) as told:
+        await call.write(pb.Event(type=READY, timestamp=instant_of(clock.now()), data=b"{}", id=after or hub.place))  # what follows that comes now
         async for data in told:
             await call.write(_event(data))
     raise _ended(told.ended)
@@ -42,7 +44,7 @@ async def watch(call: Call, request: pb.WatchRequest, hub: Hub | None, clock: Cl
 
 def _event(data: bytes) -> pb.Event:
     told = msgspec.json.decode(data, type=_Told)
-    return pb.Event(type=told.type, timestamp=instant_of(instant(told.timestamp)), data=bytes(told.data))
+    return pb.Event(type=told.type, timestamp=instant_of(instant(told.timestamp)), data=bytes(told.data), id=told.id)
 
 
 def _ended(why: Ended | None) -> TaskmillError:

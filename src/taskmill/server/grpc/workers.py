@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from taskmill.clock import MINUTE, SECOND
 from taskmill.errors import InvalidInput
@@ -43,17 +43,20 @@ class Workers:
         return claim_of(claim, request.request)
 
     async def claim_stream(self, call: Call, credits: AsyncIterator[pb.ClaimCredit]) -> None:
-        """Claims as long as there is credit. A worker that closes its side gives none any more; what it gave is still used."""
+        """Claims as long as there is credit. A worker that closes its side gives none any more; what it gave is still used. Each of its messages is a sign
+        of life; the claims that are made for it between them are none."""
         first = await anext(credits, None)
         if first is None:
             raise InvalidInput("there is no message", code="worker_required", field="worker", hint="the first message names the worker and gives credit")
         worker = _worker(first.worker)
         request = check_range(first.request, "request", 0, LAST_REQUEST)
         credit = _Credit(first.credit)
-        reading = asyncio.create_task(credit.fill(credits))
+        await self._crew.hear(call.caller, worker)
+        reading = asyncio.create_task(credit.fill(credits, lambda: self._crew.hear(call.caller, worker)))
         try:
             while await credit.some(reading):
-                claim = await self._crew.claim(call.caller, worker, request + 1, slots=min(credit.left, MOST_SLOTS), wait=call.wait(STREAM_WAIT))
+                slots, wait = min(credit.left, MOST_SLOTS), call.wait(STREAM_WAIT)
+                claim = await self._crew.claim(call.caller, worker, request + 1, slots=slots, wait=wait, heard=False)
                 if claim.tasks:
                     request += 1
                     credit.use(len(claim.tasks))
@@ -103,8 +106,9 @@ class _Credit:
         self.left = check_range(first, "credit", 0, MOST_SLOTS)
         self._more = asyncio.Event()
 
-    async def fill(self, credits: AsyncIterator[pb.ClaimCredit]) -> None:
+    async def fill(self, credits: AsyncIterator[pb.ClaimCredit], heard: Callable[[], Awaitable[None]]) -> None:
         async for message in credits:
+            await heard()
             self.left += check_range(message.credit, "credit", 0, MOST_SLOTS)
             if self.left > MOST_CREDIT:
                 raise InvalidInput(f"{self.left} is too much credit", code="out_of_range", field="credit", hint=f"at most {MOST_CREDIT:,} together")

@@ -117,7 +117,7 @@ BEGIN
     array_agg(t.id::text ORDER BY t.seq) FILTER (WHERE t.flags & 2 <> 0 AND t.token = ANY (p_tokens))
   INTO tokens, answered, held_from, cancelled
   FROM task t WHERE t.worker = p_worker AND t.state = 3 AND t.request >= (SELECT w.oldest FROM workers w WHERE w.id = p_worker);
-  UPDATE workers w SET beat_at = moment(p_mono), oldest = least(held_from, p_request + 1, w.request + 1) WHERE w.id = p_worker;
+  UPDATE workers w SET beat_at = moment(p_mono), oldest = greatest(w.oldest, least(held_from, p_request + 1, w.request + 1)) WHERE w.id = p_worker;
   known := FOUND;
   owes := false;
   IF known THEN

@@ -1312,8 +1312,11 @@ class WatchRequest(_message.Message):
     TYPES_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    RESUME_AFTER_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """For keys of the whole store."""
+    resume_after: _builtins.str
+    """The id of the last event that was heard: those that followed it come first, or a `resync` where the server has not all of them any more."""
     @_builtins.property
     def events(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """For example task.completed; a name that ends with `.*` is all of that kind."""
@@ -1334,10 +1337,11 @@ class WatchRequest(_message.Message):
         types: _abc.Iterable[_builtins.str] | None = ...,
         tasks: _abc.Iterable[_builtins.str] | None = ...,
         tenant: _builtins.str = ...,
+        resume_after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "queues", b"queues", "tasks", b"tasks", "tenant", b"tenant", "types", b"types"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "queues", b"queues", "resume_after", b"resume_after", "tasks", b"tasks", "tenant", b"tenant", "types", b"types"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1352,10 +1356,13 @@ class Event(_message.Message):
     TYPE_FIELD_NUMBER: _builtins.int
     TIMESTAMP_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
     type: _builtins.str
     """For example task.completed."""
     data: _builtins.bytes
     """JSON, the same as over WebSocket: for a task its id, type, queue, state, and a sequence without gaps."""
+    id: _builtins.str
+    """Its place in the stream of this server process, for `resume_after`; another process answers it with `resync`."""
     @_builtins.property
     def timestamp(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -1364,10 +1371,11 @@ class Event(_message.Message):
         type: _builtins.str = ...,
         timestamp: _timestamp_pb2.Timestamp | None = ...,
         data: _builtins.bytes = ...,
+        id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timestamp", b"timestamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "timestamp", b"timestamp", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "id", b"id", "timestamp", b"timestamp", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes; each would compile the whole package anew
 
 PYTHON ?= python3
 VENV := .venv

@@ -26,6 +26,7 @@ from tests.servers.postgres import Postgres
 from tests.servers.programs import FOLDERS, Absent
 from tests.servers.redis import RedisServer, Shared
 from tests.servers.redis_cluster import RedisCluster
+from tests.temporary import prefer_memory
 
 GIVEN = pytest.StashKey[dict[str, str]]()
 
@@ -41,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         for name in config.stash[GIVEN]:
             del os.environ[name]
     if not worker:
+        prefer_memory()
         config.pluginmanager.register(Absence(), "absence of servers")
 
 

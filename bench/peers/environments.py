@@ -23,6 +23,10 @@ class Unavailable(Exception):
     """A peer that cannot be installed here; the comparison goes on without it."""
 
 
+_tried: dict[Path, Unavailable] = {}
+"""What was not to be had: several contenders are one peer, set up otherwise."""
+
+
 def cache() -> Path:
     """$BENCH_PEERS, else taskmill-bench in the user's cache."""
     named = os.environ.get(CACHE)
@@ -55,11 +59,17 @@ def _made(peer: str, files: Sequence[Path], release: str, say: Say, make: Callab
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     folder = cache() / f"{peer}-{digest.hexdigest()[:12]}"
+    if folder in _tried:
+        raise _tried[folder]
     if not (folder / "installed").exists():
         say(f"{peer}: installing what {', '.join(file.name for file in files)} say{'s' if len(files) == 1 else ''}")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        make(folder)
+        try:
+            make(folder)
+        except Unavailable as error:
+            _tried[folder] = error
+            raise
         (folder / "installed").touch()
     return folder
 
@@ -71,8 +81,9 @@ def _python(folder: Path, pins: Path) -> None:
         _do(uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder))
         _do(uv, "pip", "install", "--quiet", "--python", str(python), "--requirement", str(pins))
     else:
-        _do(sys.executable, "-m", "venv", str(folder))
-        _do(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement", str(pins))
+        _do(sys.executable, "-m", "venv", "--without-pip", str(folder))  # to put pip in takes longer than most peers do
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "--quiet", "--disable-pip-version-check"]
+        _do(*pip, "install", "--requirement", str(pins))
 
 
 def _go(folder: Path, files: Sequence[Path]) -> None:

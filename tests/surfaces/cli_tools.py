@@ -11,6 +11,7 @@ import pty
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -156,8 +157,10 @@ class Terminal:
         return self.screen
 
     def end(self) -> int:
-        """Read to the end, and the exit code."""
+        """Read to the end, and the exit code. A live table says something for ever."""
+        deadline = time.monotonic() + PATIENCE
         while piece := self._read():
+            assert time.monotonic() < deadline, f"it does not end: {self.screen[-4_000:]}"
             self.screen += piece
         return self.process.wait()
 

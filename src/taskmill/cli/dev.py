@@ -40,10 +40,12 @@ def dev(target: str, **options: Any) -> int:
         signal.signal(number, lambda *_: stop.set())
     folder = _folder(target)
     arguments = [sys.executable, "-m", "taskmill", "up", "--with-parent", target, *_flags(options)]
+    # What Python compiled it takes again if the file is as long and of the same second, so that a quick change would not be seen.
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     while not stop.is_set():
         seen = _stamps(folder)
         # A session of its own: Ctrl-C in the terminal means this process, which passes it on once.
-        process = subprocess.Popen(arguments, start_new_session=True)
+        process = subprocess.Popen(arguments, env=environment, start_new_session=True)
         _wait_for_change(folder, seen, stop)
         _end(process)
         if not stop.is_set():

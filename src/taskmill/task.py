@@ -72,10 +72,11 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 def new_id() -> str:
     """A UUIDv7: its order is the order of creation to the sub-millisecond, and it needs no store."""
     millis, rest = divmod(time.time_ns(), 1_000_000)
-    tail = _chance.getrandbits(62)
-    return f"{millis >> 16:08x}-{millis & 0xFFFF:04x}-7{rest * 4096 // 1_000_000:03x}-{0x8000 | tail >> 48:04x}-{tail & 0xFFFFFFFFFFFF:012x}"
+    digits = f"{millis << 80 | _VERSION_7 | rest * 4096 // 1_000_000 << 64 | _chance.getrandbits(62):032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
+_VERSION_7 = 7 << 76 | 2 << 62
 _chance = Random(os.urandom(32))  # a tenth of what asking the system for each id costs
 os.register_at_fork(after_in_child=lambda: _chance.seed(os.urandom(32)))
 

@@ -60,7 +60,7 @@ async def _piece(store: Store, tasks: Sequence[NewTask], unseal: list[str], leve
             groups, records = batch.entered()
             found = await store.run("enter", [store.generation, groups], records, durability=level)
             if found is True:
-                return batch.answers([("created", tasks[place].id) for place in batch.places], [], level)
+                return batch.created(level)
             if found == "settings":
                 await store.read_settings()
             else:
@@ -166,6 +166,13 @@ class Batch:
         names = ("type", "queue", "tenant", "priority", "share", "limits", "order_key", "rejects", "max_crashes", "span")
         sent = [[id, line, first + number, size, more] for number, (id, line, size, more) in enumerate(self._sent, 1)]
         return [[dict(zip(names, key, strict=True)) for key in self._lines], sent]
+
+    def created(self, durability: Durability) -> list[Submitted]:
+        """The answers where all that was sent is new."""
+        made = [Submitted(Status.CREATED, new.id, durability) for new in self.tasks]
+        for place, error in self.refused.items():
+            made[place] = Submitted(Status.REFUSED, self.tasks[place].id, durability, error=error)
+        return made
 
     def answers(self, found: Sequence[Any], raws: Sequence[bytes], durability: Durability) -> list[Submitted]:
         answers = {place: Submitted(Status.REFUSED, self.tasks[place].id, durability, False, error) for place, error in self.refused.items()}

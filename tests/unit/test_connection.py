@@ -95,8 +95,8 @@ async def test_a_value_cannot_begin_a_line_of_its_own() -> None:
     told: list[bool] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        told.extend(scope["extensions"][ANSWER](202, [(b"x-a", value)], b"") for value in (b"b\r\nset-cookie: c", b"b\nc"))
+        told.extend(scope["extensions"][ANSWER](202, [(b"x-a", value)], b"") for value in (b"b\r\nset-cookie: c", b"b\nc", b"b\rc"))
         await answer(scope, receive, send)
 
     assert await written(GET + b"\r\n", app) == ([WHOLE], False)
-    assert told == [False, False]
+    assert told == [False, False, False]

@@ -156,7 +156,7 @@ class Connection(HttpToolsProtocol):
             return False
         lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
         head = b"".join((STATUS_LINE[status], *lines, b"\r\n"))
-        if head.count(b"\n") != len(lines) + 2:  # a value that would begin a line of its own
+        if not head.count(b"\n") == head.count(b"\r") == len(lines) + 2:  # a value that would begin a line of its own
             return False
         cycle.response_started = cycle.response_complete = True
         self.transport.write(head + body)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice, takewhile
 from typing import Generic, TypeVar
 
-__all__ = ["Batcher"]
+__all__ = ["Batcher", "batches"]
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -89,3 +89,17 @@ class Batcher(Generic[Item, Answer]):
         for future, answer in zip(futures, answers, strict=True):
             if not future.done():
                 future.set_result(answer)
+
+
+def batches(items: Iterable[Item], most: int, size: Callable[[Item], int], most_size: int) -> Iterator[list[Item]]:
+    """Bounded in items and in their size; nothing is read ahead of the batch that is sent."""
+    batch: list[Item] = []
+    so_far = 0
+    for item in items:
+        if batch and (len(batch) == most or so_far + size(item) > most_size):
+            yield batch
+            batch, so_far = [], 0
+        batch.append(item)
+        so_far += size(item)
+    if batch:
+        yield batch

@@ -7,13 +7,13 @@ again as it was: what had arrived is known by its id and stays one task.
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
-from taskmill.batching import Batcher
+from taskmill.batching import Batcher, batches
 from taskmill.client.http import Http
 from taskmill.client.problems import Problem, error_of
 from taskmill.client.records import attempt_of, edge_of, given_fields, query_of, task_body, task_of
@@ -79,7 +79,7 @@ class RemoteOperations:
 
     def __init__(self, http: Http) -> None:
         self.http = http
-        self._submits: Batcher[Sent, Submitted] = Batcher(self._send, BATCH, at_once=AT_ONCE, size=lambda sent: len(sent.data), most_size=BATCH_BYTES)
+        self._submits: Batcher[Sent, Submitted] = Batcher(self._send, BATCH, at_once=AT_ONCE, size=_size, most_size=BATCH_BYTES)
         self._waits = Waits(http)
 
     async def drain(self) -> None:
@@ -107,7 +107,7 @@ class RemoteOperations:
     async def offer_many(self, tasks: Iterable[Sent]) -> tuple[Submitted, ...]:
         """One batch after the other, in their order: one task may wait for another that stands before it."""
         answers: list[Submitted] = []
-        for batch in _batches(tasks):
+        for batch in batches(tasks, BATCH, _size, BATCH_BYTES):
             found = await self._send(batch)
             answers += found
             if isinstance(found[0].error, StoreError) and all(isinstance(answer.error, StoreError) for answer in found):
@@ -219,25 +219,16 @@ def _sent(new: NewTask, durability: Durability | None) -> Sent:
     return Sent(new.id, False, task_body(new.type, new.payload, new.id, given_fields(new), durability=durability))
 
 
+def _size(sent: Sent) -> int:
+    return len(sent.data)
+
+
 def _submitted(sent: Sent, item: _Item, *, repeated: bool) -> Submitted:
     """A task that was sent twice is a duplicate of itself; to its caller it was created."""
     status = item.status
     if repeated and sent.own and status is Status.DUPLICATE and item.id == sent.id:
         status = Status.CREATED
     return Submitted(status, item.id or sent.id, item.durability, error=None if item.error is None else error_of(item.error))
-
-
-def _batches(tasks: Iterable[Sent]) -> Iterator[list[Sent]]:
-    batch: list[Sent] = []
-    size = 0
-    for sent in tasks:
-        if batch and (len(batch) == BATCH or size + len(sent.data) > BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(sent)
-        size += len(sent.data)
-    if batch:
-        yield batch
 
 
 def _filter_body(which: Filter) -> dict[str, object]:

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
+from taskmill.batching import batches
 from taskmill.clock import HOUR, SECOND
 from taskmill.engine import Durability, Engine, Filter, Page, Status, Submitted, Transaction
 from taskmill.errors import Conflict, Expired, NotFound, ResultTimeout, TaskmillError
@@ -39,7 +40,7 @@ async def submit_many(
     """
     answers: list[Submitted] = []
     if tx is not None:
-        for batch in batches(new):
+        for batch in _batches(new):
             answers += await engine.submit(batch, durability=durability, tx=tx)
             if progress is not None:
                 progress(len(answers))
@@ -53,7 +54,7 @@ async def submit_many(
             progress(len(answers))
 
     try:
-        for batch in batches(new):
+        for batch in _batches(new):
             sent.append(asyncio.create_task(engine.submit(batch, durability=durability)))
             await asyncio.sleep(0)
             if len(sent) == 2:
@@ -68,18 +69,8 @@ async def submit_many(
     return tuple(answers)
 
 
-def batches(new: Iterable[NewTask]) -> Iterator[list[NewTask]]:
-    """Bounded in tasks and in bytes; nothing is read ahead of the batch that is sent."""
-    batch: list[NewTask] = []
-    size = 0
-    for task in new:
-        if batch and (len(batch) == BATCH or size + len(task.payload) > BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(task)
-        size += len(task.payload)
-    if batch:
-        yield batch
+def _batches(new: Iterable[NewTask]) -> Iterator[list[NewTask]]:
+    return batches(new, BATCH, lambda task: len(task.payload), BATCH_BYTES)
 
 
 # Looking

@@ -29,6 +29,7 @@ from taskmill.server.access import Scope as Right
 from taskmill.server.audit import REQUEST
 from taskmill.server.incoming import Body, Held, check_values
 from taskmill.server.problem import CONTENT_TYPE, Refused, invalid, problem_of, retry_after
+from taskmill.server.rest.streams import EVENTS, WEBSOCKET
 from taskmill.server.routes import Call, Receive, Route, no_route, read_query
 from taskmill.server.service import Service
 
@@ -41,7 +42,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Stream = Callable[..., Awaitable[None]]
 
 JSON = b"application/json"
-WEBSOCKET, EVENTS = "/ws", "/api/v1/events"
 MOST_HEADERS = 100
 LONGEST_HEADERS = 32_768
 LARGE = 262_144
@@ -88,6 +88,8 @@ class Http:
             await self._upgrade(scope, receive, send)
         elif scope["path"] == EVENTS and scope["method"] == "GET" and not _hides_slash(scope):
             await self._events(scope, receive, send)
+        elif scope["path"] in (EVENTS, WEBSOCKET) and not _hides_slash(scope):
+            await self._refuse_stream(scope, receive, send)
         elif scope["type"] == "http":
             methods = self._plain.get(scope["path"])
             if methods is not None and not _hides_slash(scope):
@@ -157,6 +159,14 @@ class Http:
             await live.events(scope, receive, send, hub=self.service.hub, caller=caller)
         except TaskmillError as error:
             await self._refuse(error, _request_id(dict(scope["headers"])), send, EVENTS, "GET")
+
+    async def _refuse_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A method that they do not have, or a WebSocket asked for without an upgrade to one."""
+        path, method, headers = scope["path"], scope["method"], dict(scope["headers"])
+        error = Refused(426, "upgrade_required", "this is a WebSocket", f"connect to it with ws:// or wss://; without: GET {EVENTS}", _UPGRADE)
+        if method != "GET":
+            error = Refused(405, "method_not_allowed", f"{method[:20]} is not allowed here", "GET alone", ((b"allow", b"GET"),))
+        await self._refuse(error, _request_id(headers), send, path, method, Body(headers, receive))
 
     async def _let_in_stream(self, scope: Scope) -> Caller:
         headers = dict(scope["headers"])
@@ -230,6 +240,7 @@ class Http:
 
 _PROCESS = secrets.token_hex(4)
 _requests = count(1)
+_UPGRADE = ((b"upgrade", b"websocket"), (b"connection", b"upgrade"))
 _NOBODY = Caller(key="", scopes=frozenset())
 
 

@@ -20,7 +20,7 @@ from taskmill.engine import Engine
 from taskmill.server.news import TYPES
 from taskmill.server.openapi import document
 from taskmill.server.page import Operation, fields, operations
-from taskmill.server.rest import ROUTES
+from taskmill.server.rest import ROUTES, STREAMS
 from taskmill.telemetry import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -148,7 +148,7 @@ def with_events(text: str) -> str:
 
 
 def rest_page(_: str = "") -> str:
-    found = document(ROUTES)
+    found = document([*ROUTES, *STREAMS])
     every = list(operations(found))
     head = ["# REST", "", GENERATED, "", REST_RULES, "", "| route | what it does | key |", "|---|---|---|"]
     head += [f"| [`{one.method} {one.path}`](#{_anchor(one)}) | {_cell(one.summary)} | {one.scope} |" for one in every]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from taskmill.server.access import MOST_FAILURES, Scope
-from taskmill.server.rest import ROUTES
+from taskmill.server.rest import ROUTES, STREAMS
 from tests.docs.test_docs import ROOT, code_words, table, text
 from tools.write_docs import rest_page
 
@@ -103,4 +103,4 @@ def test_the_reference_is_what_the_routes_say() -> None:
 
 def test_every_route_is_in_the_reference() -> None:
     headings = re.findall(r"^## ([A-Z]+ /.+)$", text(REFERENCE), re.MULTILINE)
-    assert sorted(headings) == sorted(f"{route.method} {route.path}" for route in ROUTES)
+    assert sorted(headings) == sorted(f"{route.method} {route.path}" for route in (*ROUTES, *STREAMS))

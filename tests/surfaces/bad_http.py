@@ -39,10 +39,11 @@ class Answer(NamedTuple):
         return str(self.data["code"])
 
 
-def read_answer(connection: socket.socket, method: str = "GET") -> Answer:
+def read_answer(connection: socket.socket, method: str = "GET", endless: int | None = None) -> Answer:
+    """`endless`: the status of an answer whose body goes on; its head is enough."""
     response = HTTPResponse(connection, method=method)
     response.begin()
-    body = response.read()
+    body = b"" if response.status == endless else response.read()
     return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
 
 

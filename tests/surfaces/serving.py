@@ -93,11 +93,13 @@ def serving(store: str, folder: Path, port: int = 0) -> Iterator[Server]:
 
 
 class Wire:
-    """Between a client and a server. `cut`: so many answers to come are swallowed, and their connections with them, when the server has given them."""
+    """Between a client and a server. `cut`: so many answers to come are swallowed, and their connections with them, when the server has given them; `spared`:
+    so many arrive before that."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self.cut = 0
+        self.spared = 0
         self.lost = 0
         self.connections = 0
         self._flows: set[asyncio.Task[None]] = set()
@@ -138,7 +140,9 @@ class Wire:
     async def _back(self, server: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await server.read(65_536):
-                if self.cut > 0:
+                if self.spared > 0:
+                    self.spared -= 1
+                elif self.cut > 0:
                     self.cut -= 1
                     self.lost += 1
                     to_client.transport.abort()

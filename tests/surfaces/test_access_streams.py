@@ -10,6 +10,7 @@ from websockets.exceptions import InvalidStatus
 
 from taskmill.errors import InvalidInput
 from taskmill.server.access import Scope
+from taskmill.server.rest.streams import EVENTS, STREAMS, WEBSOCKET
 from tests.conformance.tools import submit_one
 from tests.surfaces.live import Live, served
 
@@ -57,6 +58,10 @@ async def test_websocket(server: Live, scope: Scope, tenant: str | None) -> None
         if tenant:
             assert (await client.say(action="subscribe", filter={"tenant": "globex"}))["type"] == "error"
             assert (await client.say(action="subscribe", filter={"task": ids["globex"]}))["type"] == "error"
+
+
+def test_there_are_no_other_streams() -> None:
+    assert {stream.path: (stream.scope, stream.whole) for stream in STREAMS} == {EVENTS: (Scope.READ, False), WEBSOCKET: (Scope.READ, False)}
 
 
 async def test_a_worker_with_a_tenant_cannot_be(server: Live) -> None:

@@ -11,11 +11,13 @@ from urllib.parse import quote
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from taskmill.server.rest import ROUTES
+from taskmill.server.openapi import refusals
+from taskmill.server.rest import ROUTES, STREAMS
 from taskmill.server.rest.tasks import TaskBody
+from taskmill.server.routes import Stream
 from taskmill.task import State
 from tests.surfaces.bad_bodies import EVERY, GOOD, SOME_ID, task
-from tests.surfaces.bad_http import TASKS, Answer, Server, problem, received, request
+from tests.surfaces.bad_http import TASKS, Answer, Server, problem, read_answer, received, request
 
 bounded = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -199,6 +201,26 @@ def test_any_query_to_any_route(server: Server, route: Any, pairs: list[tuple[st
     query = "&".join(f"{escaped(name)}={escaped(value)}" for name, value in pairs)
     target = re.sub(r"\{\w+\}", lambda _: part or "x", route.path)
     sound(server.call("GET", f"{target}?{query}"), 200)
+
+
+conditions = st.sampled_from(["queue", "type", "task", "event", "tenant", "after"])
+meant = st.sampled_from(["mail", "task.*", "task.completed", "resync", SOME_ID, "acme", "0197d82cba37-1"])
+UPGRADE = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+
+
+@bounded
+@given(st.sampled_from(STREAMS), st.lists(st.tuples(conditions | names, meant | wanted), max_size=4))
+def test_any_query_to_any_stream(server: Server, stream: Stream, pairs: list[tuple[str, str]]) -> None:
+    """It begins, as the document says, or is refused with a status that stands there."""
+    query = "&".join(f"{escaped(name)}={escaped(value)}" for name, value in pairs)
+    with server.connect() as peer:
+        peer.sendall(request("GET", f"{stream.path}?{query}", None, UPGRADE if stream.status == 101 else {}))
+        answer = read_answer(peer, endless=stream.status)
+    assert answer.status in {stream.status, *refusals(stream)}
+    if answer.status != stream.status:
+        problem(answer, answer.status)
+    elif stream.status == 200:
+        assert answer.headers["content-type"] == "text/event-stream"
 
 
 @bounded

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from taskmill.engine import Ending as End
-from taskmill.server.rest import ROUTES
+from taskmill.server.rest import ROUTES, STREAMS
 from tests.surfaces.bad_bodies import GOOD, SOME_ID, task
 from tests.surfaces.bad_http import TASKS, Server, problem, request, serving, upgraded
 from tests.surfaces.cli_tools import Cli
@@ -83,6 +83,21 @@ def test_a_method_that_a_path_does_not_have(server: Server, path: str, method: s
     answer = server.call(method, re.sub(r"\{\w+\}", ID, path), b"" if method in {"PUT", "PATCH", "POST"} else None)
     problem(answer, 405, "method_not_allowed")
     assert set(answer.headers["allow"].split(", ")) == there | ({"HEAD"} if "GET" in there else set())
+
+
+@pytest.mark.parametrize("path", [stream.path for stream in STREAMS])
+@pytest.mark.parametrize("method", ["TRACE", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND", "POST", "HEAD"])
+def test_a_method_that_a_stream_does_not_have(server: Server, path: str, method: str) -> None:
+    answer = server.call(method, path, b"" if method in {"PUT", "PATCH", "POST"} else None)
+    assert (answer.status, answer.headers["allow"]) == (405, "GET")
+    if method != "HEAD":
+        problem(answer, 405, "method_not_allowed")
+
+
+def test_a_websocket_that_is_asked_for_without_an_upgrade(server: Server) -> None:
+    answer = server.call("GET", "/ws?queue=mail")
+    problem(answer, 426, "upgrade_required")
+    assert answer.headers["upgrade"] == "websocket"
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,17 @@ import jsonschema_rs
 import pytest
 
 from taskmill.engine import Filter
+from taskmill.errors import InvalidInput
 from taskmill.server.openapi import document, notes, refusals
 from taskmill.server.page import operations, page, type_text
-from taskmill.server.rest import ROUTES
+from taskmill.server.rest import ROUTES, STREAMS
 from taskmill.server.rest.tasks import TaskBody
-from taskmill.server.routes import Route
-from taskmill.task import Attempt, State, Task
+from taskmill.server.routes import Described
+from taskmill.server.wanted import read_filter, read_query
+from taskmill.task import Attempt, State, Task, new_id
 
-DOCUMENT = document(ROUTES)
+EVERY = (*ROUTES, *STREAMS)
+DOCUMENT = document(EVERY)
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 
 
@@ -33,13 +36,13 @@ def test_every_schema_is_one(name: str) -> None:
 
 def test_every_route_is_described_once() -> None:
     described = [(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods]
-    assert sorted(described) == sorted((route.method, route.path) for route in ROUTES)
+    assert sorted(described) == sorted((route.method, route.path) for route in EVERY)
     ids = [found["operationId"] for methods in DOCUMENT["paths"].values() for found in methods.values()]
-    assert len(set(ids)) == len(ids) == len(ROUTES)
+    assert len(set(ids)) == len(ids) == len(EVERY)
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-def test_a_route_tells_its_parameters_its_answers_and_its_refusals(route: Route) -> None:
+@pytest.mark.parametrize("route", EVERY, ids=lambda route: route.name)
+def test_a_route_tells_its_parameters_its_answers_and_its_refusals(route: Described) -> None:
     found = DOCUMENT["paths"][route.path][route.method.lower()]
     in_path = [parameter["name"] for parameter in found["parameters"] if parameter["in"] == "path"]
     assert in_path == re.findall(r"\{(\w+)\}", route.path)
@@ -52,10 +55,24 @@ def test_a_route_tells_its_parameters_its_answers_and_its_refusals(route: Route)
         kinds = list(answer.get("content", {}))
         if int(status) in refusals(route):
             assert kinds == ["application/problem+json"]
-        elif int(status) == 204:
+        elif int(status) in {101, 204}:
             assert kinds == []
         else:
             assert len(kinds) == 1
+
+
+@pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.name)
+def test_a_stream_takes_the_conditions_that_it_tells_of_and_no_others(stream: Described) -> None:
+    good = {"queue": "mail", "type": "mail", "task": new_id(), "event": "task.*", "tenant": "acme"}
+    parameters = {each["name"]: each["schema"] for each in DOCUMENT["paths"][stream.path]["get"]["parameters"] if each["in"] == "query"}
+    assert parameters.keys() == {*good, "after"}
+    for name, value in good.items():
+        assert read_query(f"{name}={value}&{name}={value}".encode())[0] == read_filter({name: value})
+        assert jsonschema_rs.is_valid(parameters[name], [value])
+    for event in parameters["event"]["items"]["enum"]:
+        assert read_filter({"event": event}).events
+    with pytest.raises(InvalidInput):
+        read_query(b"wait=1s")
 
 
 def test_records_are_described_as_they_are_shown() -> None:

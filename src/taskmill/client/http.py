@@ -11,8 +11,9 @@ import atexit
 import io
 import random
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
@@ -82,7 +83,15 @@ class Http:
             self.abandon()
 
     async def ask(
-        self, method: str, path: str, body: bytes | None = None, *, query: Sequence[tuple[str, str]] = (), patience: float = 0.0, limit: float | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        headers: Mapping[str, str] = MappingProxyType({}),
+        patience: float = 0.0,
+        limit: float | None = None,
     ) -> Answered:
         """The answer to a request. `patience`: how long the server itself may wait; `limit`: seconds beyond that, instead of the client's own."""
         loop = asyncio.get_running_loop()
@@ -93,7 +102,7 @@ class Http:
             _connected.set(False)
             try:
                 async with asyncio.timeout_at(deadline):
-                    status, data, after = await self._once(method, path, body, query, patience)
+                    status, data, after = await self._once(method, path, body, query, headers, patience)
             except (self._library.ClientError, OSError, TimeoutError) as error:
                 lost = lost or _connected.get()
                 failure: TaskmillError = self._away(error, lost=lost)
@@ -110,9 +119,11 @@ class Http:
             await asyncio.sleep(pause)
         raise AssertionError("the last try has answered or raised")
 
-    async def _once(self, method: str, path: str, body: bytes | None, query: Sequence[tuple[str, str]], patience: float) -> tuple[int, bytes, str | None]:
+    async def _once(
+        self, method: str, path: str, body: bytes | None, query: Sequence[tuple[str, str]], headers: Mapping[str, str], patience: float
+    ) -> tuple[int, bytes, str | None]:
         timeout = self._library.ClientTimeout(total=None, sock_connect=CONNECT, sock_read=patience + SILENCE)
-        headers = None if body is None else {"Content-Type": "application/json"}
+        headers = headers if body is None else {**headers, "Content-Type": "application/json"}
         data = io.BytesIO(body) if body is not None and len(body) > LARGE else body
         async with self._session.request(
             method, self.base + path, params=query or None, data=data, headers=headers, allow_redirects=False, timeout=timeout

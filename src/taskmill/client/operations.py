@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from taskmill.batching import Batcher, batches
+from taskmill.client.administration import Administration
 from taskmill.client.http import Http
 from taskmill.client.problems import Problem, error_of
 from taskmill.client.records import attempt_of, edge_of, given_fields, query_of, task_body, task_of
@@ -74,11 +75,11 @@ class _Tally(msgspec.Struct, frozen=True):
     refused: dict[str, int]
 
 
-class RemoteOperations:
+class RemoteOperations(Administration):
     """The verbs over one server, for the callers of one event loop."""
 
     def __init__(self, http: Http) -> None:
-        self.http = http
+        super().__init__(http)
         self._submits: Batcher[Sent, Submitted] = Batcher(self._send, BATCH, at_once=AT_ONCE, size=_size, most_size=BATCH_BYTES)
         self._waits = Waits(http)
 

@@ -16,6 +16,7 @@ from taskmill.errors import (
     NotFound,
     RateLimited,
     ResultTimeout,
+    StaleVersion,
     StoreError,
     TaskmillError,
     Unauthenticated,
@@ -65,6 +66,8 @@ _BY_STATUS: dict[int, type[TaskmillError]] = {
 
 def error_of(problem: Problem) -> TaskmillError:
     """The error that a problem was made of."""
+    if problem.status == 412:  # what HTTP calls a condition is the version that was seen
+        return StaleVersion(problem.title, field="version", hint="read it again, then change it")
     kind = _BY_CODE.get(problem.code) or _BY_STATUS.get(problem.status, TaskmillError)
     error = kind(problem.title, code=problem.code or None, field=problem.field, hint=problem.hint, task_id=problem.task_id)
     if problem.state is not None and isinstance(error, (Conflict, Expired)):

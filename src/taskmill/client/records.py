@@ -8,14 +8,31 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 
-from taskmill.clock import duration, format_duration, instant, rfc3339
-from taskmill.engine import Durability, Filter
+from taskmill.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND, duration, format_duration, instant, rfc3339
+from taskmill.engine import Durability, Filter, WorkerInfo
 from taskmill.errors import Forbidden, InvalidInput
+from taskmill.operations import Limit, LimitInfo, QueueInfo, ScheduleInfo, TypeInfo
 from taskmill.retry import Retry
-from taskmill.task import Attempt, EdgeResult, ErrorInfo, NewTask, OnFailure, Progress, State, Task, Unique
+from taskmill.schedule import Schedule
+from taskmill.task import Attempt, EdgeResult, ErrorInfo, NewTask, OnFailure, OnLimit, Progress, State, Task, TypeSettings, Unique
 from taskmill.views import DURATIONS, JSON, TIMES, TOKENS, priority_word
 
-__all__ = ["Hidden", "attempt_of", "edge_of", "given_fields", "query_of", "shown", "task_body", "task_of"]
+__all__ = [
+    "Hidden",
+    "attempt_of",
+    "edge_of",
+    "given_fields",
+    "limit_of",
+    "limit_text",
+    "query_of",
+    "queue_of",
+    "schedule_of",
+    "shown",
+    "task_body",
+    "task_of",
+    "type_of",
+    "worker_of",
+]
 
 S = TypeVar("S", bound=msgspec.Struct)
 Fields = Mapping[str, Raw]
@@ -111,6 +128,19 @@ def query_of(which: Filter) -> list[tuple[str, str]]:
     return found
 
 
+_UNITS = (("d", DAY), ("h", HOUR), ("m", MINUTE), ("s", SECOND), ("ms", MILLISECOND))
+
+
+def limit_text(limit: Limit) -> str | None:
+    """Its rate, as people write it: "100/1m"."""
+    if limit.rate is None:
+        return None
+    for unit, micros in _UNITS:
+        if limit.window > 0 and limit.window % micros == 0:
+            return f"{limit.rate}/{limit.window // micros}{unit}"
+    raise InvalidInput("the window is no whole number of milliseconds", code="invalid_rate", field="window", hint="at least one millisecond")
+
+
 # From the server
 
 
@@ -169,3 +199,44 @@ def edge_of(fields: Fields) -> EdgeResult:
     return EdgeResult(
         found["task"], OnFailure(found["on_failure"]), None if outcome is None else State(outcome), None if result == b"null" and outcome is None else result
     )
+
+
+# The whole store
+
+
+def _inner(fields: Fields, name: str) -> Fields:
+    return msgspec.json.decode(fields[name], type=dict[str, Raw])
+
+
+def queue_of(fields: Fields) -> QueueInfo:
+    found = _read(fields, QueueInfo)
+    return QueueInfo(**{**found, "counts": {State(name): tasks for name, tasks in found["counts"].items() if tasks}})
+
+
+def type_of(fields: Fields) -> TypeInfo:
+    found = _read(_inner(fields, "settings"), TypeSettings)
+    found["priority"] = _PRIORITIES[found["priority"]]
+    found["retry"] = None if found["retry"] is None else Retry.from_data(found["retry"])
+    found["limits"] = tuple(found["limits"])
+    found["on_limit"] = OnLimit(found["on_limit"])
+    found["unique"] = _struct(found["unique"], Unique)
+    return TypeInfo(**{**_read(fields, TypeInfo), "settings": TypeSettings(**found)})
+
+
+def schedule_of(fields: Fields) -> ScheduleInfo:
+    """One that only the server can read, which may be newer, is shown without what it is."""
+    found = _read(fields, ScheduleInfo)
+    try:
+        found["schedule"] = None if found["schedule"] is None else Schedule.from_data(found["schedule"])
+    except InvalidInput as error:
+        found["schedule"], found["error"] = None, str(error)
+    return ScheduleInfo(**found)
+
+
+def worker_of(fields: Fields) -> WorkerInfo:
+    found = _read(fields, WorkerInfo)
+    return WorkerInfo(**{**found, "queues": tuple(found["queues"]), "types": tuple(found["types"])})
+
+
+def limit_of(fields: Fields) -> LimitInfo:
+    return LimitInfo(**{**_read(fields, LimitInfo), "limit": Limit(**_read(_inner(fields, "limit"), Limit))})

@@ -202,9 +202,9 @@ class Operations:
         """It fires again. Whether it was paused."""
         return await schedules.resume(self.engine, name)
 
-    async def trigger_schedule(self, name: str) -> Submitted:
-        """Its task now, with an id of its own; its times stay as they are."""
-        return await self.submit(await schedules.task_now(self.engine, name))
+    async def trigger_schedule(self, name: str, *, id: str | None = None) -> Submitted:
+        """Its task now, with an id of its own; its times stay as they are. `id`: the task's, so that whoever asks twice has one."""
+        return await self.submit(await schedules.task_now(self.engine, name, id))
 
     async def next_times(self, name: str, n: int = 5) -> tuple[int, ...]:
         """When it would fire next, paused or not."""

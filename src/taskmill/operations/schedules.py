@@ -20,7 +20,7 @@ from taskmill.operations.pauses import Pause, pauses
 from taskmill.operations.pauses import pause as put_pause
 from taskmill.operations.pauses import resume as drop_pause
 from taskmill.schedule import Schedule, tasks_for
-from taskmill.task import NewTask, check_name, new_id
+from taskmill.task import NewTask, check_id, check_name, new_id
 
 __all__ = ["delete", "find", "next_times", "pause", "put", "resume", "schedules", "task_now"]
 
@@ -125,10 +125,10 @@ async def resume(engine: Engine, name: str) -> bool:
     return resumed
 
 
-async def task_now(engine: Engine, name: str) -> NewTask:
+async def task_now(engine: Engine, name: str, id: str | None) -> NewTask:
     """The task that a fire time of this moment would make, under an id that no fire time has."""
     [task] = tasks_for(name, await _readable(engine, name), [engine.clock.now()])
-    return replace(task, id=new_id(), run_at=None)
+    return replace(task, id=new_id() if id is None else check_id(id), run_at=None)
 
 
 async def next_times(engine: Engine, name: str, n: int) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ SchemaOf = Callable[[Any], Schema]
 
 STRUCTS = (ErrorInfo, Progress, Unique, Features, Finding)
 """Records that are shown as they are, wherever they stand."""
-TEXTS = {"Text": "text/plain", "Html": "text/html"}
+TEXTS = {"Text": "text/plain", "Html": "text/html", "EventStream": "text/event-stream"}
 """Answers that are no JSON, and what they are."""
 
 _TEXT: Schema = {"type": "string"}

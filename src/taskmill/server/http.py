@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from functools import lru_cache
 from itertools import chain, count
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.routing import Match, Router
@@ -29,6 +29,7 @@ from taskmill.server.access import Scope as Right
 from taskmill.server.audit import REQUEST
 from taskmill.server.incoming import Body, Held, check_values
 from taskmill.server.problem import CONTENT_TYPE, Refused, invalid, problem_of, retry_after
+from taskmill.server.rest.streams import EVENTS, WEBSOCKET
 from taskmill.server.routes import Call, Receive, Route, no_route, read_query
 from taskmill.server.service import Service
 from taskmill.server.sockets import ANSWER
@@ -42,7 +43,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Stream = Callable[..., Awaitable[None]]
 
 JSON = b"application/json"
-WEBSOCKET, EVENTS = "/ws", "/api/v1/events"
 MOST_HEADERS = 100
 LONGEST_HEADERS = 32_768
 LARGE = 262_144
@@ -87,14 +87,18 @@ class Http:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await self._upgrade(scope, receive, send)
-        elif scope["path"] == EVENTS and scope["method"] == "GET" and not _hides_slash(scope):
+            return
+        methods = self._plain.get(scope["path"])
+        if _hides_slash(scope):
+            await self._routed(scope, receive, send)
+        elif methods is not None:
+            await self.answer(methods, scope, receive, send)
+        elif scope["path"] == EVENTS and scope["method"] == "GET":
             await self._events(scope, receive, send)
-        elif scope["type"] == "http":
-            methods = self._plain.get(scope["path"])
-            if methods is not None and not _hides_slash(scope):
-                await self.answer(methods, scope, receive, send)
-            else:
-                await self._routed(scope, receive, send)
+        elif scope["path"] in (EVENTS, WEBSOCKET):
+            await self._refuse_stream(scope, receive, send)
+        else:
+            await self._routed(scope, receive, send)
 
     async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -127,17 +131,18 @@ class Http:
             answer = await route.handler(call)
             status = answer.status or route.status
             data = b"" if answer.data is None and status == 204 else answer.data if isinstance(answer.data, bytes) else _encode(answer.data)
+            written = Written(status, data, answer.headers if isinstance(answer.data, bytes) else (*answer.headers, (b"content-type", JSON)))
         except TaskmillError as error:
-            status = await self._refuse(error, request_id, scope, send, name, body)
+            written = _refusal(error, request_id, name)
         except asyncio.CancelledError:
             raise
         except Exception:
             log.exception("request %s failed", request_id)
             wrong = TaskmillError("something went wrong here", code="internal", hint=f"the log of the server has more under {request_id}")
-            status = await self._refuse(wrong, request_id, scope, send, name, body)
-        else:
-            await _write(scope, send, status, data, answer.headers, request_id, body, typed=isinstance(answer.data, bytes))
-        self.observed("http", f"{method if route else 'OTHER'} {name}", str(status), (time.perf_counter_ns() - began) // 1_000)
+            written = _refusal(wrong, request_id, name)
+        # Told of before it leaves: whoever has been answered finds the request counted.
+        self.observed("http", f"{method if route else 'OTHER'} {name}", str(written.status), (time.perf_counter_ns() - began) // 1_000)
+        await _write(scope, send, written, request_id, body)
 
     # Live events
 
@@ -158,6 +163,14 @@ class Http:
             await live.events(scope, receive, send, hub=self.service.hub, caller=caller)
         except TaskmillError as error:
             await self._refuse(error, _request_id(dict(scope["headers"])), scope, send, EVENTS)
+
+    async def _refuse_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A method that they do not have, or a WebSocket asked for without an upgrade to one."""
+        method, headers = scope["method"], dict(scope["headers"])
+        error = Refused(426, "upgrade_required", "this is a WebSocket", f"connect to it with ws:// or wss://; without: GET {EVENTS}", _UPGRADE)
+        if method != "GET":
+            error = Refused(405, "method_not_allowed", f"{method[:20]} is not allowed here", "GET alone", ((b"allow", b"GET"),))
+        await self._refuse(error, _request_id(headers), scope, send, scope["path"], Body(headers, receive))
 
     async def _let_in_stream(self, scope: Scope) -> Caller:
         headers = dict(scope["headers"])
@@ -214,23 +227,35 @@ class Http:
 
     # Refusing
 
-    async def _refuse(self, error: TaskmillError, request_id: str, scope: Scope, send: Send, route: str, body: Body | None = None) -> int:
-        problem = problem_of(error, request_id)
-        if problem.status >= 500:
-            level = logging.WARNING if isinstance(error, StoreError) else logging.ERROR
-            log.log(level, "%s is answered %d %s: %s", route, problem.status, problem.code, error)
-        headers: tuple[tuple[bytes, bytes], ...] = getattr(error, "headers", ())
-        after = retry_after(error)
-        if after is not None:
-            headers = (*headers, (b"retry-after", str(after).encode()))
-        if problem.status == 401:
-            headers = (*headers, (b"www-authenticate", b"Bearer"))
-        await _write(scope, send, problem.status, _encode(problem), ((b"content-type", CONTENT_TYPE), *headers), request_id, body, typed=True)
-        return problem.status
+    async def _refuse(self, error: TaskmillError, request_id: str, scope: Scope, send: Send, route: str, body: Body | None = None) -> None:
+        await _write(scope, send, _refusal(error, request_id, route), request_id, body)
+
+
+class Written(NamedTuple):
+    """An answer as it is sent, but for the headers that all have."""
+
+    status: int
+    data: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+
+
+def _refusal(error: TaskmillError, request_id: str, route: str) -> Written:
+    problem = problem_of(error, request_id)
+    if problem.status >= 500:
+        level = logging.WARNING if isinstance(error, StoreError) else logging.ERROR
+        log.log(level, "%s is answered %d %s: %s", route, problem.status, problem.code, error)
+    headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", CONTENT_TYPE), *getattr(error, "headers", ()))
+    after = retry_after(error)
+    if after is not None:
+        headers = (*headers, (b"retry-after", str(after).encode()))
+    if problem.status == 401:
+        headers = (*headers, (b"www-authenticate", b"Bearer"))
+    return Written(problem.status, _encode(problem), headers)
 
 
 _PROCESS = secrets.token_hex(4)
 _requests = count(1)
+_UPGRADE = ((b"upgrade", b"websocket"), (b"connection", b"upgrade"))
 _NOBODY = Caller(key="", scopes=frozenset())
 
 
@@ -318,12 +343,9 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
     return f"{_PROCESS}{next(_requests):08x}"
 
 
-async def _write(
-    scope: Scope, send: Send, status: int, data: bytes, headers: Iterable[tuple[bytes, bytes]], request_id: str, body: Body | None, *, typed: bool
-) -> None:
+async def _write(scope: Scope, send: Send, written: Written, request_id: str, body: Body | None) -> None:
+    status, data, headers = written
     head = [*headers, *_COMMON, (b"content-length", str(len(data)).encode()), (b"x-request-id", request_id.encode())]
-    if not typed:
-        head.append((b"content-type", JSON))
     if scope["method"] == "HEAD":
         data = b""
     unread = body is not None and not body.whole

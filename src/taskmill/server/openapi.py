@@ -16,7 +16,7 @@ import msgspec
 
 from taskmill.server.answers import STRUCTS, TEXTS, Schema, answers
 from taskmill.server.problem import Problem
-from taskmill.server.routes import Route
+from taskmill.server.routes import Described
 from taskmill.server.shapes import Id, Key, Name
 from taskmill.version import __version__
 
@@ -29,13 +29,14 @@ Whatever is refused is answered as `application/problem+json` with a stable `cod
 _HEADERS: dict[str, Schema] = {
     "Idempotency-Key": {"schema": {"type": "string", "minLength": 1, "maxLength": 256}, "description": "One task per key; the same as `idempotency_key`."},
     "If-Match": {"schema": {"type": "string"}, "description": "The ETag seen; refused with 412 when it is another by now."},
+    "Last-Event-ID": {"schema": {"type": "string"}, "description": "The id of the last event that was heard, as browsers give it; it goes before `after`."},
     "If-None-Match": {"schema": {"const": "*"}, "description": "It must be new; refused with 412 when there is one."},
 }
 _OF_PATHS: dict[tuple[str, str], Any] = {("tasks", "id"): Id, ("keys", "id"): Key, ("workers", "id"): Key}
 """What a name in a path stands for; a name of ours where nothing is said."""
 
 
-def document(routes: Sequence[Route]) -> dict[str, Any]:
+def document(routes: Sequence[Described]) -> dict[str, Any]:
     """The whole of it; the same table gives the same document."""
     schema_of, components = _schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
@@ -73,7 +74,7 @@ class _SchemaOf:
         return schema
 
 
-def _schemas(routes: Sequence[Route]) -> tuple[_SchemaOf, dict[str, Any]]:
+def _schemas(routes: Sequence[Described]) -> tuple[_SchemaOf, dict[str, Any]]:
     bodies = [kind for route in routes for kind in (route.body, *route.parts) if kind is not None]
     given = [route.gives for route in routes if isinstance(route.gives, type)]
     schema_of = _SchemaOf([*bodies, *given, *STRUCTS, Problem, *_inner(bodies)])
@@ -117,7 +118,7 @@ def notes(kind: type) -> dict[str, str]:
 # Operations
 
 
-def _operation(route: Route, schema_of: _SchemaOf) -> dict[str, Any]:
+def _operation(route: Described, schema_of: _SchemaOf) -> dict[str, Any]:
     found: dict[str, Any] = {"operationId": route.name, "summary": route.summary, "tags": [_tag(route)], "parameters": list(_parameters(route, schema_of))}
     if route.body is not None:
         required = any(field.required for field in msgspec.structs.fields(route.body))
@@ -130,11 +131,11 @@ def _operation(route: Route, schema_of: _SchemaOf) -> dict[str, Any]:
     return found
 
 
-def _tag(route: Route) -> str:
+def _tag(route: Described) -> str:
     return re.split(r"[/:]", route.path.removeprefix("/api/v1/"))[0] if route.path.startswith("/api/v1/") else "server"
 
 
-def _parameters(route: Route, schema_of: _SchemaOf) -> Iterator[dict[str, Any]]:
+def _parameters(route: Described, schema_of: _SchemaOf) -> Iterator[dict[str, Any]]:
     for name in _PARAMETER.findall(route.path):
         yield {"name": name, "in": "path", "required": True, "schema": schema_of(_OF_PATHS.get((_tag(route), name), Name))}
     said = notes(route.query)
@@ -151,7 +152,7 @@ def _without_null(schema: Schema) -> Schema:
     return rest[0] if len(rest) == 1 else {**schema, "anyOf": rest} if rest else schema
 
 
-def _content(route: Route, schema_of: _SchemaOf) -> dict[str, Any]:
+def _content(route: Described, schema_of: _SchemaOf) -> dict[str, Any]:
     if route.gives is None:
         return {}
     if isinstance(route.gives, str) and route.gives in TEXTS:
@@ -176,7 +177,7 @@ def _response(status: int, content: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def refusals(route: Route) -> list[int]:
+def refusals(route: Described) -> list[int]:
     """Every status of a refusal: those of its own, those of a body, those of the door."""
     found = {414, 422, 431, *route.refuses}
     if "{" in route.path:

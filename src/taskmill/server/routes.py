@@ -16,7 +16,7 @@ from taskmill.server.desk import Desk
 from taskmill.server.problem import invalid
 from taskmill.server.service import Service
 
-__all__ = ["Answer", "Call", "Handler", "Nothing", "Route", "read_query"]
+__all__ = ["Answer", "Call", "Described", "Handler", "Nothing", "Route", "Stream", "read_query"]
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Query = TypeVar("Query")
@@ -77,13 +77,12 @@ class Answer(msgspec.Struct, frozen=True):
 Handler = Callable[[Call[Any, Any]], Awaitable[Answer]]
 
 
-class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that can be asked for."""
+class Described(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that can be asked for, as the OpenAPI document tells of it."""
 
-    method: str
+    method: str = "GET"
     path: str
     """With names in braces; a verb follows a colon, as in `/api/v1/tasks/{id}:cancel`."""
-    handler: Handler
     summary: str
     scope: Scope | None
     """What the caller's key must have; None: anybody may ask."""
@@ -111,7 +110,27 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """What the OpenAPI document calls it."""
+        raise NotImplementedError
+
+
+class Route(Described, frozen=True, kw_only=True):
+    """One that is asked and answered."""
+
+    handler: Handler
+
+    @property
+    def name(self) -> str:
         return self.handler.__name__.strip("_")
+
+
+class Stream(Described, frozen=True, kw_only=True):
+    """One whose answer goes on; it is served past the table."""
+
+    called: str
+
+    @property
+    def name(self) -> str:
+        return self.called
 
 
 def read_query(text: str, kind: type) -> Any:

@@ -31,12 +31,17 @@ with-security-parameters = false
 positive_data_acceptance.enabled = false
 # Who has no key is tested for each route in test_access_matrix.py; here the address of the test would be throttled.
 ignored_auth.enabled = false
-negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 406, 409, 410, 412, 413, 415, 422, 428, 429, 431]
+negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 406, 409, 410, 412, 413, 414, 415, 422, 426, 428, 429, 431]
 
 [[operations]]
 # Each task of a batch is answered by itself, and a wrong one does not make the batch wrong.
 include-operation-id = "submit_batch"
 checks = { negative_data_rejection = { enabled = false } }
+
+[[operations]]
+# Its answer does not end, and no program that waits for the end can judge it; test_bad_fuzz.py asks it whatever chance makes, and reads the head.
+include-operation-id = "stream_events"
+enabled = false
 """
 KNOWN = """
 [parameters]

@@ -11,7 +11,7 @@ import msgspec
 
 from taskmill.server.openapi import document
 from taskmill.server.page import STYLE, page
-from taskmill.server.routes import Answer, Call, Nothing, Route
+from taskmill.server.routes import Answer, Call, Nothing, Route, Stream
 
 __all__ = ["described"]
 
@@ -20,12 +20,12 @@ POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'
 """No script, no frame, no picture, no font; one style, and that is ours."""
 
 
-def described(routes: Sequence[Route]) -> tuple[Route, ...]:
-    """The table with the two routes that describe it."""
+def described(routes: Sequence[Route], streams: Sequence[Stream]) -> tuple[Route, ...]:
+    """The table with the two routes that describe it, and the streams beside it."""
 
     @lru_cache(maxsize=1)
     def made() -> tuple[bytes, bytes]:
-        found = document(table)
+        found = document([*table, *streams])
         return msgspec.json.encode(found), page(found).encode()
 
     async def openapi(call: Call[Nothing, None]) -> Answer:

@@ -15,8 +15,8 @@ from taskmill.server.access import Scope
 from taskmill.server.conditions import etag, held, seen, seen_version
 from taskmill.server.rest.queues import PauseBody, paused, resumed
 from taskmill.server.routes import Answer, Call, Handler, Nothing, Route
-from taskmill.server.shapes import CronText, Json, Key, Micros, Name, RetryData, Share
-from taskmill.task import check_name
+from taskmill.server.shapes import CronText, Id, Json, Key, Micros, Name, RetryData, Share
+from taskmill.task import check_id, check_name
 from taskmill.views import schedule_data, submitted_data
 
 __all__ = ["ROUTES"]
@@ -109,9 +109,14 @@ async def resume_schedule(call: Call[Nothing, Nothing]) -> Answer:
     return await resumed(call, "schedule", Operations.resume_schedule)
 
 
-async def trigger_schedule(call: Call[Nothing, Nothing]) -> Answer:
-    name = check_name(call.params["name"], "name")
-    answer = await call.desk.administer(call.caller, "schedule.trigger", name, lambda operations: operations.trigger_schedule(name))
+class TriggerBody(Struct, frozen=True, forbid_unknown_fields=True):
+    id: Id | None = None
+    """Of the task, so that whoever asks again after a lost answer has one."""
+
+
+async def trigger_schedule(call: Call[Nothing, TriggerBody]) -> Answer:
+    name, id = check_name(call.params["name"], "name"), None if call.body.id is None else check_id(call.body.id)
+    answer = await call.desk.administer(call.caller, "schedule.trigger", name, lambda operations: operations.trigger_schedule(name, id=id))
     return Answer(submitted_data(answer), ((b"location", f"/api/v1/tasks/{answer.id}".encode()),))
 
 
@@ -129,7 +134,7 @@ ROUTES = (
           whole=True, gives="Schedules"),
     _verb("pause", pause_schedule, "Let a schedule fire no more until it is resumed", PauseBody),
     _verb("resume", resume_schedule, "Let a schedule fire again"),
-    _verb("trigger", trigger_schedule, "Make a schedule's task now; its times stay as they are", gives="Submitted", status=202),
+    _verb("trigger", trigger_schedule, "Make a schedule's task now; its times stay as they are", TriggerBody, "Submitted", 202),
     Route(method="GET", path=ONE, handler=get_schedule, summary="One schedule, with its next five runs and an ETag", scope=Scope.READ, whole=True,
           gives="Schedule", refuses=(404,)),
     Route(method="PUT", path=ONE, handler=put_schedule, summary="Make or change a schedule; over one that code declares it stands until it is deleted",

@@ -26,7 +26,7 @@ from tests.servers.postgres import Postgres
 from tests.servers.programs import FOLDERS, Absent
 from tests.servers.redis import RedisServer, Shared
 from tests.servers.redis_cluster import RedisCluster
-from tests.temporary import prefer_memory
+from tests.servers.temporary import prefer_memory
 
 GIVEN = pytest.StashKey[dict[str, str]]()
 

@@ -24,7 +24,7 @@ run: $(STAMP) ## shows the product at work until Ctrl-C: worker, schedules, samp
 	@$(BIN)/python examples/tour $(ARGS)
 
 test: $(STAMP) servers ## all tests but soak and chaos; ARGS="-k name" narrows, WORKERS=4 widens
-	@$(BIN)/python -m pytest -n $(WORKERS) -m "not soak and not chaos" $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not soak and not chaos" $(ARGS)
 
 check: $(STAMP) ## lint, format, types, imports, lengths, tracked files
 	@$(BIN)/ruff check $(CHECKED)

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.servers import pgbouncer as poolers
 from tests.servers import postgres as servers
@@ -26,9 +27,13 @@ from tests.servers.postgres import Postgres
 from tests.servers.programs import FOLDERS, Absent
 from tests.servers.redis import RedisServer, Shared
 from tests.servers.redis_cluster import RedisCluster
-from tests.temporary import prefer_memory
+from tests.servers.temporary import prefer_memory
 
 GIVEN = pytest.StashKey[dict[str, str]]()
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("taskmill", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("taskmill")
 
 
 def pytest_configure(config: pytest.Config) -> None:

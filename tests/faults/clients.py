@@ -12,6 +12,7 @@ import msgspec
 
 from taskmill.clock import SECOND
 from taskmill.engines.postgres.target import parse
+from tests.faults.growing import took_part
 from tests.faults.invariants_redis import dumps
 from tests.faults.judging import judge
 from tests.faults.processes import Program, started
@@ -24,6 +25,7 @@ __all__ = ["BOUNDS", "LEASE", "at_work", "judged"]
 LEASE = 2 * SECOND
 BOUNDS = Bounds(lease=LEASE // 2, max_crashes=1_000)
 """A lease counts from the last beat, which lies up to a quarter of it before a claim; the rest is for a slow machine."""
+KINDS = (events.Submit, events.Claim, events.Finish, events.Beat)
 
 
 @contextlib.asynccontextmanager
@@ -37,6 +39,7 @@ async def at_work(url: str, history: Path, n: int = 2) -> AsyncIterator[list[Pro
         for program in programs:
             await program.hear("ready")
         yield programs
+        await took_part(history, [program.process.pid for program in programs], KINDS)
         await asyncio.gather(*(program.done() for program in programs))
 
 
@@ -44,7 +47,7 @@ async def judged(url: str, history: Path, programs: list[Program]) -> list[Event
     """No promise is broken; every client took part to the end; what broke under way was never told as if it had not been done."""
     recorded, reads = await judge(url, history, BOUNDS)
     await owed_once(url, reads)
-    for kind in (events.Submit, events.Claim, events.Finish, events.Beat):
+    for kind in KINDS:
         asked = [event for event in recorded if isinstance(event, kind)]
         assert {event.process for event in asked} >= {program.process.pid for program in programs}
         assert {event.answer for event in asked}.isdisjoint({"error", "rejected"})

@@ -21,7 +21,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(scope="session")
-def disk() -> Iterator[Path]:
+def folders() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="taskmill-faults-"))
     yield folder
     with suppress(OSError):  # a test that failed has left something to look at
@@ -29,8 +29,8 @@ def disk() -> Iterator[Path]:
 
 
 @pytest.fixture
-def tmp_path(request: pytest.FixtureRequest, disk: Path) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(dir=disk))
+def tmp_path(request: pytest.FixtureRequest, folders: Path) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(dir=folders))
     yield folder
     if not request.node.stash.get(FAILED, False):
         shutil.rmtree(folder, ignore_errors=True)

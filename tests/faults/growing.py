@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,20 @@ from tests.faults.processes import GENEROUS
 from tests.history import events
 from tests.history.events import Event
 
-__all__ = ["Growing"]
+__all__ = ["Growing", "took_part"]
+
+
+async def took_part(path: Path, processes: Collection[int], kinds: Collection[type[Event]]) -> None:
+    """Each of these processes has asked for each of these things."""
+    decoder = msgspec.json.Decoder(Event)
+    wanted = {(process, kind) for process in processes for kind in kinds}
+
+    def look() -> bool | None:
+        whole = path.read_bytes().rpartition(b"\n")[0]
+        seen = (decoder.decode(line) for line in whole.splitlines())
+        return wanted <= {(event.process, type(event)) for event in seen} or None
+
+    await until(look, "every client takes part", GENEROUS)
 
 
 class Growing:

@@ -29,7 +29,7 @@ from typing import Self
 import apsw
 from typing_extensions import override
 
-__all__ = ["EVERYTHING", "NOTHING", "SECTOR", "PowerVFS", "Recording"]
+__all__ = ["EVERYTHING", "NOTHING", "SECTOR", "PowerVFS", "Recording", "Truncated", "Written"]
 
 SECTOR = 512
 NOTHING = 0

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
@@ -69,9 +69,21 @@ def shown(host: str, port: int, *, tls: bool = False) -> str:
 class _Server(uvicorn.Server):
     """Signals are the business of whoever runs it."""
 
+    def __init__(self, config: uvicorn.Config, stop: asyncio.Event) -> None:
+        super().__init__(config)
+        self._stop = stop
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        """Once a second for the date of answers, and to the end at once: uvicorn itself looks ten times a second whether it is to stop."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._stop.wait()
+                    self.should_exit = True
 
 
 async def serve_http(app: Any, sock: socket.socket, stop: asyncio.Event, *, grace: int, tls: Tls | None = None) -> None:
@@ -82,14 +94,4 @@ async def serve_http(app: Any, sock: socket.socket, stop: asyncio.Event, *, grac
         server_header=False, proxy_headers=False, timeout_keep_alive=75, timeout_graceful_shutdown=max(1, grace // SECOND),
         ssl_context_factory=None if tls is None else lambda *_: tls.context(),
     )  # fmt: skip
-    server = _Server(config)
-    stopping = asyncio.create_task(_stop(server, stop))
-    try:
-        await server.serve(sockets=[sock])
-    finally:
-        stopping.cancel()
-
-
-async def _stop(server: _Server, stop: asyncio.Event) -> None:
-    await stop.wait()
-    server.should_exit = True
+    await _Server(config, stop).serve(sockets=[sock])

@@ -18,6 +18,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import Context, copy_context
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
@@ -407,7 +408,8 @@ class Threads:
         """Once until the loop has looked: what is done meanwhile comes along."""
         if not self._told:
             self._told = True
-            self._loop.call_soon_threadsafe(self._look)
+            with suppress(RuntimeError):  # the loop is closed: it knows the last outcome, and nobody waits for the slot
+                self._loop.call_soon_threadsafe(self._look)
 
     def _look(self) -> None:
         self._told = False  # before reading: what is appended after it is told anew

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from taskmill.clock import MILLISECOND, SECOND, SystemClock
 from taskmill.engine import Ending, Outcome
 from taskmill.worker.attempt import Running, ended
 from taskmill.worker.board import Board, Lease
-from taskmill.worker.executor import Executor
+from taskmill.worker.executor import Executor, Threads
 from taskmill.worker.stats import Stats
 from tests.unit.worker.parts import claimed
 
@@ -285,3 +286,18 @@ async def test_one_that_took_a_process_with_it_runs_alone(hall: Hall) -> None:
     hall.offer("apart")
     await hall.ended(2)
     assert sorted(hall.alone.begun) == ["apart", "note"]
+
+
+def test_a_thread_that_gives_its_slot_back_when_the_loop_is_gone() -> None:
+    """The loop ends with the last outcome, and the thread a moment later; it says nothing, and would go on."""
+    loop, seen = asyncio.new_event_loop(), SimpleQueue[int]()
+    loop.close()
+
+    def work(_arrive: Callable[[], None], _tell: Callable[[Running, Outcome], None]) -> None:
+        seen.put(threading.get_ident())
+
+    threads = Threads(work, lambda *_: None, loop)
+    threads.wake()
+    first = seen.get(timeout=GENEROUS)
+    threads._slots.put(None)
+    assert seen.get(timeout=GENEROUS) == first

@@ -264,6 +264,8 @@ class Beat(Struct, frozen=True):
     lost: tuple[int, ...] = ()
     cancelled: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
+    tasks: Mapping[int, str] = MappingProxyType({})
+    """By token, the tasks of the leases that it named and holds, where it asked for them."""
 
 
 class WorkerInfo(Struct, frozen=True, kw_only=True):
@@ -499,7 +501,7 @@ class Engine(Protocol):
     async def leave(self, worker: str) -> None:
         """The worker is gone; what it still held is released."""
 
-    async def heartbeat(self, worker: str, request: int, leases: Iterable[int]) -> Beat:
+    async def heartbeat(self, worker: str, request: int, leases: Iterable[int], *, tasks: bool = False) -> Beat:
         """The worker lives and holds exactly these leases of its requests up to this one; others of those are given back, later ones kept."""
 
     async def recover_lost(self, n: int = 500) -> Moved:

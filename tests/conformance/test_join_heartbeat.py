@@ -188,6 +188,20 @@ async def test_a_beat_says_what_was_cancelled(engine: Engine) -> None:
     assert await state(engine, a) is State.RUNNING
 
 
+async def test_a_beat_says_which_tasks_its_leases_are_of_when_it_is_asked(engine: Engine) -> None:
+    one, two = await worker(engine), await worker(engine)
+    await submit_many(engine, 4)
+    mine, later, ended = await one.claim(3)
+    [other] = await two.claim()
+    await one.done(ended)
+    named = [mine.token, ended.token, other.token]
+    assert (await engine.heartbeat(one.id, one.request - 1, named)).tasks == {}
+    assert (await engine.heartbeat(one.id, one.request - 1, named, tasks=True)).tasks == {mine.token: mine.id}
+    beat = await engine.heartbeat(one.id, one.request, [mine.token, later.token], tasks=True)
+    assert beat.tasks == {mine.token: mine.id, later.token: later.id}
+    assert (await engine.heartbeat("nobody", 0, [mine.token], tasks=True)).tasks == {}
+
+
 async def test_a_beat_brings_commands_to_whom_they_are_for(engine: Engine) -> None:
     one, two = await worker(engine), await worker(engine)
     await engine.put("worker", one.id, b'{"command": "quiet"}')

@@ -12,18 +12,20 @@ caller goes away, when the key is revoked, and when the server stops. What a cla
 
 A claim is a sign of life, as a beat is: whoever was cut off for most of its lease and comes back with one has a whole lease for what it is given. A claim that
 only waits is none: nobody was heard, and one whose connection is dead without a word would keep what it holds for as long as its claim waits.
+
+An attempt that its worker beats for longer than its timeout and a lease is ended here (`deadlines`): failed with the code `timeout`, as a local one, and the
+worker reads in the answer to its beat that it has lost it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import random
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -31,9 +33,10 @@ from taskmill.clock import SECOND
 from taskmill.engine import Beat, Checkpoint, Claim, Ending, Engine, Finished, Joining, Outcome, Refusal, Room
 from taskmill.errors import Conflict, InvalidInput, NotFound, StoreError
 from taskmill.operations.types import settings_of
-from taskmill.retry import decide, error_names
 from taskmill.server.access import Caller, Keys, Scope, Unauthenticated
-from taskmill.task import ErrorInfo, State, Task, TypeSettings, check_key, check_name, check_range
+from taskmill.server.deadlines import Deadlines
+from taskmill.server.outcomes import judged, storable_entry, storable_outcome, timed_out
+from taskmill.task import Task, TypeSettings, check_key, check_name, check_range
 
 __all__ = ["Crew"]
 
@@ -48,10 +51,15 @@ MOST_QUEUES = 100
 MOST_INFO = 20
 MOST_LEASES = 10_000
 MOST_REMEMBERED = 10_000
-TIMEOUT = "timeout"
-CODE_LENGTH, MESSAGE_LENGTH, TRACEBACK_LENGTH = 128, 2_000, 16_000
 WORKER = re.compile(r"remote-([0-9a-f]{0,12})-[0-9a-f]{16}")
 _DEFAULTS = TypeSettings()
+
+
+class _Joined(NamedTuple):
+    """A worker: the queues that it joined for, and its lease."""
+
+    queues: tuple[str, ...]
+    lease: int
 
 
 class Crew:
@@ -64,8 +72,8 @@ class Crew:
         self._lost = lost
         self._over: dict[tuple[str, int], None] = {}
         """Leases that their workers have ended here, or know to be lost; the last of them."""
-        self._queues: dict[str, tuple[str, ...]] = {}
-        """By worker, the queues that it joined for."""
+        self._joined: dict[str, _Joined] = {}
+        self._deadlines = Deadlines(engine.clock)
         self._hint = asyncio.Event()
         """Set when a hint comes; then there is another one for the next."""
         self.waiting = 0
@@ -97,7 +105,7 @@ class Crew:
         await self._engine.join(
             Joining(worker=worker, queues=served, types=declared, lease=granted, app=f"remote-{caller.key}", limits=limits or {}, info=told)
         )
-        self._remember(worker, served)
+        self._remember(worker, _Joined(served, granted))
         return worker, granted
 
     async def _declared(self, types: Mapping[str, TypeSettings | None], new: TypeSettings) -> dict[str, TypeSettings]:
@@ -105,15 +113,19 @@ class Crew:
         stored = await settings_of(self._engine) if None in types.values() else {}
         return {name: stored.get(name, new) if settings is None else settings for name, settings in types.items()}
 
-    def _remember(self, worker: str, queues: tuple[str, ...]) -> None:
-        if len(self._queues) >= MOST_REMEMBERED:
-            del self._queues[next(iter(self._queues))]
-        self._queues[worker] = queues
+    def _remember(self, worker: str, joined: _Joined) -> None:
+        if len(self._joined) >= MOST_REMEMBERED:
+            del self._joined[next(iter(self._joined))]
+        self._joined[worker] = joined
+
+    def _forget(self, worker: str) -> None:
+        self._joined.pop(worker, None)
+        self._deadlines.leave(worker)
 
     async def leave(self, caller: Caller, worker: str) -> None:
         """What it still holds is released."""
         await self._engine.leave(self._own(caller, worker))
-        self._queues.pop(worker, None)
+        self._forget(worker)
 
     def _own(self, caller: Caller, worker: str) -> str:
         """The worker of this caller's key. Of another's, nobody says whether it exists."""
@@ -144,7 +156,7 @@ class Crew:
         check_range(slots, "slots", 1, MOST_SLOTS)
         for name, most in (types or {}).items():
             check_range(most, f"types.{check_name(name, 'types')}", 0, MOST_SLOTS)
-        queues = self._queues.get(worker) or await self._joined_for(worker)
+        joined = self._joined.get(worker) or await self._joined_for(worker)
         if heard:
             await self.hear(caller, worker)
         room = Room(slots, types or {})
@@ -153,7 +165,7 @@ class Crew:
         looks = 0
         while True:
             hint = self._hint
-            claim = await self._ask(worker, request, queues, room)
+            claim = await self._ask(worker, request, joined, room)
             looks = looks + 1 if claim.more else 0
             left = until - loop.time()
             if claim.tasks or left <= 0 or self._drained or looks > MOST_LOOKS:
@@ -166,24 +178,28 @@ class Crew:
     async def hear(self, caller: Caller, worker: str) -> None:
         """It lives: its lease is whole again. Before its first request there is none, so nothing is said about what it holds."""
         if not (await self._engine.heartbeat(self._own(caller, worker), 0, ())).known:
-            self._queues.pop(worker, None)
+            self._forget(worker)
             raise _unknown(worker)
 
-    async def _ask(self, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
+    async def _ask(self, worker: str, request: int, joined: _Joined, room: Room) -> Claim:
         try:
-            return await self._engine.claim(worker, request, queues, room)
+            claim = await self._engine.claim(worker, request, joined.queues, room)
         except Conflict as error:
             if error.code != "unknown_worker":
                 raise
-            self._queues.pop(worker, None)
+            self._forget(worker)
             raise _unknown(worker) from None
+        for task in claim.tasks:
+            self._deadlines.begin(worker, joined.lease, task.token, task.id, task.timeout, request)
+        return claim
 
-    async def _joined_for(self, worker: str) -> tuple[str, ...]:
+    async def _joined_for(self, worker: str) -> _Joined:
         """It may have joined at another server."""
         for info in await self._engine.workers():
             if info.id == worker:
-                self._remember(worker, info.queues)
-                return info.queues
+                joined = _Joined(info.queues, info.lease)
+                self._remember(worker, joined)
+                return joined
         raise _unknown(worker)
 
     async def _check_still(self, caller: Caller) -> None:
@@ -248,12 +264,41 @@ class Crew:
         check_range(request, "request", 0, (1 << 53) - 1)
         if len(leases) > MOST_LEASES:
             raise InvalidInput(f"{len(leases)} leases are too many", code="out_of_range", field="leases", hint=f"at most {MOST_LEASES}")
-        beat = await self._engine.heartbeat(worker, request, leases)
+        foreign = self._deadlines.named(worker, request, frozenset(leases))
+        beat = await self._engine.heartbeat(worker, request, leases, tasks=bool(foreign))
         self._lost(self._end(worker, beat.lost))
-        return beat
+        if not beat.known:
+            self._forget(worker)
+            return beat
+        await self._hear_of(worker, {token: beat.tasks[token] for token in foreign if token in beat.tasks})
+        return await self._without_overdue(worker, leases, beat)
+
+    async def _hear_of(self, worker: str, leases: Mapping[int, str]) -> None:
+        """Of leases that another server gave."""
+        if not leases:
+            return
+        joined = self._joined.get(worker) or await self._joined_for(worker)
+        for token, task in zip(leases, await self._engine.get(list(leases.values())), strict=True):
+            if isinstance(task, Task) and task.token == token:
+                self._deadlines.begin(worker, joined.lease, token, task.id, task.timeout)
+
+    async def _without_overdue(self, worker: str, leases: Iterable[int], beat: Beat) -> Beat:
+        """Attempts that go on for too long are over; what their worker still says of them comes too late."""
+        overdue = self._deadlines.over(worker, leases)
+        if not overdue:
+            return beat
+        found = await self._engine.get([attempt.task for attempt in overdue])
+        outcomes = [timed_out(worker, attempt, task) for attempt, task in zip(overdue, found, strict=True)]
+        await self._engine.finish(outcomes)
+        self._end(worker, [attempt.token for attempt in overdue])
+        ended = {attempt.task for attempt in overdue}
+        lost = {*beat.lost, *(attempt.token for attempt in overdue)}
+        return replace(beat, lost=tuple(sorted(lost)), cancelled=tuple(task for task in beat.cancelled if task not in ended))
 
     def _end(self, worker: str, tokens: Iterable[int]) -> int:
-        """How many of these leases were not over yet. A beat and a finish may pass each other, and a beat may come again: nothing is lost twice."""
+        """They are over; how many of them were not so yet. A beat and a finish may pass each other, and a beat may come again: nothing is lost twice."""
+        tokens = list(tokens)
+        self._deadlines.end(worker, tokens)
         ended = [(worker, token) for token in tokens if (worker, token) not in self._over]
         for lease in ended:
             self._over[lease] = None
@@ -267,7 +312,7 @@ class Crew:
             self._own(caller, entry.worker)
             if entry.name is not None:
                 check_name(entry.name, "name")
-        return await self._engine.checkpoint([_storable_entry(entry) for entry in entries])
+        return await self._engine.checkpoint([storable_entry(entry) for entry in entries])
 
     # Ending
 
@@ -280,33 +325,9 @@ class Crew:
         asked = [outcome.task for outcome in outcomes if outcome.ending is Ending.RETRY or outcome.then]
         found = await self._engine.get(asked) if asked else ()
         tasks = {task.id: task for task in found if isinstance(task, Task)}
-        judged = [_judged(_storable_outcome(outcome), tasks.get(outcome.task)) for outcome in outcomes]
-        for outcome in judged:
+        for outcome in outcomes:
             self._end(outcome.worker, (outcome.token,))
-        return await self._engine.finish(judged)
-
-
-def _judged(outcome: Outcome, task: Task | None) -> Outcome:
-    """An outcome as the task's record has it. Of a task that is not there, or a lease that is not current, the store itself says so."""
-    if task is None:
-        return outcome
-    if outcome.then:
-        outcome = replace(outcome, then=tuple(replace(new, tenant=task.tenant) for new in outcome.then))
-    if outcome.ending is not Ending.RETRY or (task.worker, task.token) != (outcome.worker, outcome.token):
-        return outcome
-    if task.state is State.DEAD:  # by this very outcome, whose answer was lost: it was decided already, and is not decided anew
-        return replace(outcome, ending=Ending.DEAD)
-    return _decided(outcome, task) if task.state is State.RUNNING else outcome
-
-
-def _decided(outcome: Outcome, task: Task) -> Outcome:
-    """A failed attempt as the task's policy has it."""
-    error = outcome.error or ErrorInfo("failed")
-    names = (error.code, *error_names(TimeoutError)) if error.code == TIMEOUT else (error.code,)
-    decision = decide(task.retry, task.failures + 1, names, random.random(), after=outcome.after or None)
-    if decision.after is None:
-        return replace(outcome, ending=Ending.DEAD, after=0, error=error)
-    return replace(outcome, after=decision.after, error=error)
+        return await self._engine.finish([judged(storable_outcome(outcome), tasks.get(outcome.task)) for outcome in outcomes])
 
 
 def _check_joining(queues: Sequence[str], types: Mapping[str, TypeSettings | None], info: Mapping[str, str]) -> None:
@@ -327,29 +348,3 @@ def _check_joining(queues: Sequence[str], types: Mapping[str, TypeSettings | Non
 def _unknown(worker: str) -> NotFound:
     """Of another's worker nobody says whether it exists."""
     return NotFound(f"there is no worker {worker[:80]!r}", code="unknown_worker", field="worker", hint="join, and go on under the id that the answer has")
-
-
-# What workers write: any language, any text
-
-
-def _storable_outcome(outcome: Outcome) -> Outcome:
-    error = outcome.error
-    if error is None:
-        return outcome
-    traceback = error.traceback if len(error.traceback) <= TRACEBACK_LENGTH else "…" + error.traceback[-TRACEBACK_LENGTH:]
-    kept = ErrorInfo(_storable(error.code, CODE_LENGTH) or "failed", _storable(error.message, MESSAGE_LENGTH), _storable(traceback, TRACEBACK_LENGTH + 1))
-    return replace(outcome, error=kept)
-
-
-def _storable_entry(entry: Checkpoint) -> Checkpoint:
-    progress = entry.progress
-    if progress is None:
-        return entry
-    if not math.isfinite(progress.value):
-        raise InvalidInput("it is no finite number", code="out_of_range", field="progress.value", hint="for example 0.5 when half is done")
-    return replace(entry, progress=replace(progress, message=_storable(progress.message, MESSAGE_LENGTH)))
-
-
-def _storable(text: str, length: int) -> str:
-    """What every store can hold: bounded, no NUL, no half of a surrogate pair."""
-    return text[:length].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -170,3 +171,72 @@ async def test_a_beat_that_its_own_finish_overtook_has_lost_nothing(tmp_path: Pa
         await worker.finish(held, "completed")
         assert (await worker.beat(held))["lost"] == [held["token"]]
         assert await counted(server, "taskqueue_leases_lost_total") == 0
+
+
+# Attempts that do not end
+
+
+async def overrun(server: Server, clock: ManualClock, worker: Remote, task: dict[str, Any], seconds: int) -> dict[str, Any]:
+    """It beats every second, and never ends; the last answer."""
+    answer: dict[str, Any] = {}
+    for _ in range(seconds):
+        await pass_time(server.engine, clock, 1)
+        answer = await worker.beat(task)
+    return answer
+
+
+async def test_an_attempt_that_its_worker_does_not_end_is_ended(anywhere: str, tmp_path: Path, clock: ManualClock) -> None:
+    """Failed, as a local one; it is tried again, what its worker says late is refused, and no lease counts as lost."""
+    async with serving(anywhere, tmp_path, clock) as server:
+        worker = await joined(server.anybody)
+        await server.anybody.submit("resize", queue="jobs", timeout="2s", retry={"kind": "fixed", "base": 1_000_000})
+        task = await worker.one("0s")
+        assert await overrun(server, clock, worker, task, 2 + LEASE) == {"known": True, "lost": [], "cancelled": [], "commands": []}
+        assert await overrun(server, clock, worker, task, 1) == {"known": True, "lost": [task["token"]], "cancelled": [], "commands": []}
+        assert (await worker.finish(task, "completed")).code == "stale_lease"
+        [attempt] = await server.anybody.attempts(task["id"])
+        assert (attempt["outcome"], attempt["error"]["code"]) == ("failed", "timeout")
+        await pass_time(server.engine, clock, 2)
+        again = await worker.one("0s")
+        assert (again["id"], again["attempt"], again["failures"]) == (task["id"], 2, 1)
+        assert await counted(server, "taskqueue_leases_lost_total") == 0
+
+
+async def test_an_attempt_that_is_the_last_is_dead(anywhere: str, tmp_path: Path, clock: ManualClock) -> None:
+    async with serving(anywhere, tmp_path, clock) as server:
+        worker = await joined(server.anybody)
+        await server.anybody.submit("resize", queue="jobs", timeout="2s", max_retries=0)
+        task = await worker.one("0s")
+        assert (await overrun(server, clock, worker, task, 3 + LEASE))["lost"] == [task["token"]]
+        found = await server.anybody.task(task["id"])
+        assert (found["state"], found["error"]["code"]) == ("dead", "timeout")
+
+
+async def test_a_server_that_did_not_give_the_lease_ends_it_too(anywhere: str, tmp_path: Path, clock: ManualClock) -> None:
+    """The one that did is gone. The other counts from the first beat that it hears: late rather than early."""
+    async with serving(anywhere, tmp_path, clock) as other:
+        async with serving(anywhere, tmp_path, clock) as server:
+            first = await joined(server.anybody)
+            await server.anybody.submit("resize", queue="jobs", timeout="2s", max_retries=0)
+            task = await first.one("0s")
+            await overrun(server, clock, first, task, 2)
+        worker = Remote(other.anybody, first.joined)
+        worker.request = first.request
+        assert (await overrun(other, clock, worker, task, 3 + LEASE))["lost"] == []
+        assert (await overrun(other, clock, worker, task, 1))["lost"] == [task["token"]]
+        assert (await other.anybody.task(task["id"]))["state"] == "dead"
+
+
+async def test_a_worker_that_ends_its_attempts_in_time_is_left_alone(tmp_path: Path, clock: ManualClock) -> None:
+    async with serving(f"sqlite:///{tmp_path / 'store.db'}", tmp_path, clock) as server:
+        worker = await joined(server.anybody)
+        for _ in range(2):
+            await server.anybody.submit("resize", queue="jobs", timeout="2s")
+        one, two = await worker.claim(slots=2)
+        await overrun(server, clock, worker, two, 1)  # it gives one back, whose time begins anew with its next claim
+        again = await worker.one("0s")
+        assert again["id"] == one["id"]
+        assert (await worker.finish(two, "snoozed", after="1s")).status == 200
+        await overrun(server, clock, worker, again, 2 + LEASE)
+        assert (await worker.finish(again, "completed")).status == 200
+        assert [each["outcome"] for each in await server.anybody.attempts(again["id"])] == ["completed"]

@@ -316,8 +316,8 @@ class PostgresEngine:
     async def leave(self, worker: str) -> None:
         await recover.leave(self._outside(), worker)
 
-    async def heartbeat(self, worker: str, request: int, leases: Iterable[int]) -> Beat:
-        return await recover.heartbeat(self._reading(), worker, request, leases)
+    async def heartbeat(self, worker: str, request: int, leases: Iterable[int], *, tasks: bool = False) -> Beat:
+        return await recover.heartbeat(self._reading(), worker, request, leases, tasks)
 
     async def recover_lost(self, n: int = 500) -> Moved:
         return await recover.recover_lost(self._outside(), n)

@@ -61,13 +61,14 @@ async def leave(store: Store, worker: str) -> None:
     await store.settle()
 
 
-async def heartbeat(store: Store, worker: str, request: int, leases: Iterable[int]) -> Beat:
-    row = await store.pool.fetchrow(store.load("recover.sql").heartbeat, worker, request, list(leases), store.now(), store.monotonic())
+async def heartbeat(store: Store, worker: str, request: int, leases: Iterable[int], tasks: bool = False) -> Beat:
+    row = await store.pool.fetchrow(store.load("recover.sql").heartbeat, worker, request, list(leases), store.now(), store.monotonic(), tasks)
     assert row is not None
     if row["owes"]:
         await store.settle(wait=False)
     command = _command(row["command"])
-    return Beat(row["known"], tuple(row["lost"]), tuple(row["cancelled"] or ()), () if command is None else (command,))
+    told = dict(zip(row["held"] or (), row["tasks"] or (), strict=True))
+    return Beat(row["known"], tuple(row["lost"]), tuple(row["cancelled"] or ()), () if command is None else (command,), told)
 
 
 def _command(value: bytes | None) -> str | None:

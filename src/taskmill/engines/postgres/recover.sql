@@ -5,7 +5,7 @@ SELECT {schema}.join_worker($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 SELECT {schema}.leave_worker($1, $2);
 
 -- name: heartbeat
-SELECT * FROM {schema}.heartbeat($1, $2, $3, $4, $5);
+SELECT * FROM {schema}.heartbeat($1, $2, $3, $4, $5, $6);
 
 -- name: recover
 SELECT * FROM {schema}.recover($1, $2, $3, $4);

@@ -262,22 +262,22 @@ class ClusterEngine:
         self._joined.pop(worker, None)
         await self._crossing.deliver()
 
-    async def heartbeat(self, worker: str, request: int, leases: Iterable[int]) -> Beat:
+    async def heartbeat(self, worker: str, request: int, leases: Iterable[int], *, tasks: bool = False) -> Beat:
         """Shard 0 says who else is to hear it."""
         held = by_shard({token: token % SHARDS for token in leases})
         within = {shard: [token // SHARDS for token in tokens] for shard, tokens in held.items()}
         last = spread.last_request(request)
-        beat, served = await self._part(0).beat(worker, last, within.get(0, ()))
+        beat, served = await self._part(0).beat(worker, last, within.get(0, ()), tasks)
         others = sorted(_numbers(served) - {0}) if beat.known else []
-        beats = {0: beat} | dict(
-            zip(others, await asyncio.gather(*(self._part(shard).heartbeat(worker, last, within.get(shard, ())) for shard in others)), strict=True)
-        )
+        asked = [self._part(shard).heartbeat(worker, last, within.get(shard, ()), tasks=tasks) for shard in others]
+        beats = {0: beat} | dict(zip(others, await asyncio.gather(*asked), strict=True))
         await self._crossing.deliver()
         if not all(one.known for one in beats.values()):
             return Beat(False, tuple(sorted(token for tokens in held.values() for token in tokens)))
         lost = [outward(shard, token) for shard, one in beats.items() for token in one.lost]
         lost = sorted(lost + [token for shard in held.keys() - beats.keys() for token in held[shard]])
-        return Beat(True, tuple(lost), tuple(task for one in beats.values() for task in one.cancelled), beat.commands)
+        told = {outward(shard, token): task for shard, one in beats.items() for token, task in one.tasks.items()}
+        return Beat(True, tuple(lost), tuple(task for one in beats.values() for task in one.cancelled), beat.commands, told)
 
     async def recover_lost(self, n: int = 500) -> Moved:
         """In the shards of the workers here, or in all where there are none; and what was changed or left behind is brought where it belongs."""

@@ -174,18 +174,19 @@ class RedisEngine:
         await self._opened().run("leave", [worker])
         self.served.pop(worker, None)
 
-    async def heartbeat(self, worker: str, request: int, leases: Iterable[int]) -> Beat:
-        return (await self.beat(worker, request, leases))[0]
+    async def heartbeat(self, worker: str, request: int, leases: Iterable[int], *, tasks: bool = False) -> Beat:
+        return (await self.beat(worker, request, leases, tasks))[0]
 
-    async def beat(self, worker: str, request: int, leases: Iterable[int]) -> tuple[Beat, str]:
+    async def beat(self, worker: str, request: int, leases: Iterable[int], tasks: bool) -> tuple[Beat, str]:
         """And the shards that know the worker, if this is shard 0."""
         store = self._opened()
         named = sorted(leases)
-        known, *rest = await store.run("heartbeat", [worker, request, named, store.mono()])
+        known, *rest = await store.run("heartbeat", [worker, request, named, store.mono(), tasks])
         if not known:
             return Beat(False, tuple(named)), ""
-        lost, cancelled, command, served = rest
-        return Beat(True, tuple(sorted(lost or ())), tuple(cancelled or ()), inspect.commands(command)), served or ""
+        lost, cancelled, command, served, told = rest
+        held = dict(zip(told[::2], told[1::2], strict=True)) if told else {}
+        return Beat(True, tuple(sorted(lost or ())), tuple(cancelled or ()), inspect.commands(command), held), served or ""
 
     async def recover_lost(self, n: int = 500) -> Moved:
         store = self._opened()

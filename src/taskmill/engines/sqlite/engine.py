@@ -343,7 +343,7 @@ class SQLiteEngine:
         await self._write(lambda step: recover.leave(step, worker))
         await self._live_do(lambda live: live.forget(worker))
 
-    async def heartbeat(self, worker: str, request: int, leases: Iterable[int]) -> Beat:
+    async def heartbeat(self, worker: str, request: int, leases: Iterable[int], *, tasks: bool = False) -> Beat:
         named = frozenset(leases)
         await self._live_do(lambda live: live.beat(worker))
         commands, held = await self._read(lambda db: (inspect.commands(db, worker), inspect.held_by(db, worker)))
@@ -354,7 +354,8 @@ class SQLiteEngine:
             await self._give_back(worker, request, named)
         tokens = {token for _, token, _, _ in held}
         cancelled = tuple(task for task, token, _, cancel in held if cancel and token in named)
-        return Beat(True, tuple(sorted(named - tokens)), cancelled, commands)
+        told = {token: task for task, token, _, _ in held if token in named} if tasks else {}
+        return Beat(True, tuple(sorted(named - tokens)), cancelled, commands, told)
 
     async def _give_back(self, worker: str, request: int, named: frozenset[int]) -> None:
         """A beat never waits for somebody's long transaction: what it gives back is then given back after it."""

@@ -120,6 +120,14 @@ async def timeout(scene: Scene) -> None:
     [task] = await scene.ended(await scene.submit("kit.slow", {"seconds": 120}, timeout=500 * MILLISECOND))
     _need(task.state == "dead", f"a task over its time is {task.state}")
     _need(task.error is not None and task.error.code == "timeout", f"its error is {task.error}, and the code should be timeout")
+    told = _endings(scene, task.id)
+    _need(told == {"failed"}, f"it told the end of a task over its time as {told or 'nothing, and the server ended it'}")
+
+
+def _endings(scene: Scene, id: str) -> set[object]:
+    """What the worker told of the task."""
+    finishes = [one for one in scene.proxy.exchanges if one.verb == "finish"]
+    return {outcome.get("ending") for one in finishes for outcome in one.items("outcomes") if outcome.get("task") == id}
 
 
 async def cancel(scene: Scene) -> None:
@@ -130,8 +138,7 @@ async def cancel(scene: Scene) -> None:
     await scene.cancel(id)
     [task] = await scene.ended(id)
     _need(task.state == "cancelled", f"a task that was cancelled is {task.state}")
-    endings = [outcome.get("ending") for one in scene.proxy.exchanges if one.verb == "finish" for outcome in one.items("outcomes") if outcome.get("task") == id]
-    _need(set(endings) == {"cancelled"}, f"it told the end of a cancelled task as {endings or 'nothing at all'}")
+    _need(_endings(scene, id) == {"cancelled"}, f"it told the end of a cancelled task as {_endings(scene, id) or 'nothing at all'}")
 
 
 # Answers that are lost

@@ -104,8 +104,9 @@ BEGIN
 END $$;
 
 -- One write: a beat that a crash of the server forgets is nothing, so no disk is waited for; but what is given back may end, and be told to others. owes: something was given back, and its lanes want to know.
-CREATE FUNCTION heartbeat(p_worker text, p_request bigint, p_tokens bigint[], p_now bigint, p_mono bigint)
-RETURNS TABLE (known boolean, lost bigint[], cancelled text[], command bytea, owes boolean) LANGUAGE plpgsql AS $$
+-- held, tasks: of the leases that it names and has, where it asks which tasks they are of.
+CREATE FUNCTION heartbeat(p_worker text, p_request bigint, p_tokens bigint[], p_now bigint, p_mono bigint, p_tasks boolean DEFAULT false)
+RETURNS TABLE (known boolean, lost bigint[], cancelled text[], command bytea, owes boolean, held bigint[], tasks text[]) LANGUAGE plpgsql AS $$
 DECLARE
   tokens bigint[];
   answered bigint[];  -- of its requests up to this one
@@ -114,8 +115,10 @@ BEGIN
   -- Its requests are answered in their order, and nothing comes to one later: so the first that it holds something of only ever grows, and leases that are
   -- long gone are not looked at, also while an old snapshot keeps them in the index.
   SELECT array_agg(t.token), array_agg(t.token) FILTER (WHERE t.request <= p_request), min(t.request),
-    array_agg(t.id::text ORDER BY t.seq) FILTER (WHERE t.flags & 2 <> 0 AND t.token = ANY (p_tokens))
-  INTO tokens, answered, held_from, cancelled
+    array_agg(t.id::text ORDER BY t.seq) FILTER (WHERE t.flags & 2 <> 0 AND t.token = ANY (p_tokens)),
+    array_agg(t.token ORDER BY t.seq) FILTER (WHERE p_tasks AND t.token = ANY (p_tokens)),
+    array_agg(t.id::text ORDER BY t.seq) FILTER (WHERE p_tasks AND t.token = ANY (p_tokens))
+  INTO tokens, answered, held_from, cancelled, held, tasks
   FROM task t WHERE t.worker = p_worker AND t.state = 3 AND t.request >= (SELECT w.oldest FROM workers w WHERE w.id = p_worker);
   UPDATE workers w SET beat_at = moment(p_mono), oldest = greatest(w.oldest, least(held_from, p_request + 1, w.request + 1)) WHERE w.id = p_worker;
   known := FOUND;

@@ -1,5 +1,5 @@
 -- One write: the worker lives, and holds exactly these leases of its requests up to this one.
--- A: {worker, request, tokens, beat}   answers {known, lost, cancelled, command|false, shards it is served by|false}
+-- A: {worker, request, tokens, beat, whether to tell tasks}   answers {known, lost, cancelled, command|false, shards it is served by|false, {token, id …}}
 
 local worker = A[1]
 if call('HEXISTS', P .. 'workers', worker) == 0 then return pack({false}) end
@@ -26,5 +26,11 @@ if unnamed then
   M.give_back(worker, A[2], named)
   M.settle()
 end
+local told = {}
+if A[5] then
+  for _, token in ipairs(A[3]) do
+    if held[token] then told[#told + 1], told[#told + 2] = token, held[token] end
+  end
+end
 local command = I.value('worker', worker)
-return done(pack({true, lost, cancelled, command or false, call('HGET', P .. 'served', worker)}))
+return done(pack({true, lost, cancelled, command or false, call('HGET', P .. 'served', worker), told}))

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,7 +28,7 @@ from tests.servers.postgres import Postgres
 from tests.servers.programs import FOLDERS, Absent
 from tests.servers.redis import RedisServer, Shared
 from tests.servers.redis_cluster import RedisCluster
-from tests.servers.temporary import prefer_memory
+from tests.servers.temporary import memory, prefer_memory
 
 GIVEN = pytest.StashKey[dict[str, str]]()
 
@@ -139,10 +140,16 @@ def typescript_worker(pytestconfig: pytest.Config, tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture
-def private_postgres(pytestconfig: pytest.Config) -> Iterator[Postgres]:
-    """A server of one's own, which waits for the disk and may be killed."""
+def server_place() -> Path | None:
+    """Where servers of one's own have their folders."""
+    return memory()
+
+
+@pytest.fixture
+def private_postgres(pytestconfig: pytest.Config, server_place: Path | None) -> Iterator[Postgres]:
+    """A server of one's own, which may be killed."""
     try:
-        with servers.started(folders=pytestconfig.stash[GIVEN].get(FOLDERS)) as server:
+        with servers.started(place=server_place, folders=pytestconfig.stash[GIVEN].get(FOLDERS)) as server:
             yield server
     except Absent as absent:
         skip(absent)

@@ -1,4 +1,4 @@
-"""Folders on the disk: a commit that takes a while can be killed before its answer comes."""
+"""Folders and servers on the disk: a commit that takes a while can be killed before its answer comes."""
 
 from __future__ import annotations
 
@@ -34,3 +34,8 @@ def tmp_path(request: pytest.FixtureRequest, folders: Path) -> Iterator[Path]:
     yield folder
     if not request.node.stash.get(FAILED, False):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def server_place() -> None:
+    """Servers wait for the disk."""

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import psycopg
 from psycopg import Connection, sql
 
-__all__ = ["Databases", "at"]
+__all__ = ["Databases", "Ready", "at"]
 
 OURS = "n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'"
 SCHEMA = f"""
@@ -60,6 +60,14 @@ class Fresh(NamedTuple):
     sequences: dict[str, tuple[int | None, int]]
 
 
+class Ready(NamedTuple):
+    """What a server has from the start: a database to copy, and the first to give."""
+
+    template: str
+    first: str
+    fresh: Fresh
+
+
 def at(url: str, database: str) -> str:
     """The same server, another database."""
     parts = urlsplit(url)
@@ -69,14 +77,14 @@ def at(url: str, database: str) -> str:
 class Databases:
     """The databases that tests are given in one server."""
 
-    def __init__(self, url: str, upgrade: Callable[[str], object] | None = None) -> None:
+    def __init__(self, url: str, upgrade: Callable[[str], object] | None = None, ready: Ready | None = None) -> None:
         self._url = url
         self._upgrade = upgrade or _upgrade
         self._mark = f"taskmill_test_{secrets.token_hex(4)}"
         self._made: set[str] = set()
-        self._free: list[str] = []
-        self._template = ""
-        self._fresh: Fresh | None = None
+        self._free: list[str] = [ready.first] if ready else []
+        self._template = ready.template if ready else ""
+        self._fresh = ready.fresh if ready else None
         self._number = 0
         self._admin: Connection[tuple[Any, ...]] | None = None
         self._staying: dict[str, Connection[tuple[Any, ...]]] = {}
@@ -87,6 +95,12 @@ class Databases:
             self._template = self._migrated()
         name = self._free.pop() if self._free else self._copied()
         return at(self._url, name)
+
+    def ready(self) -> Ready:
+        """Made now, for the servers that will be copies of this one."""
+        first = urlsplit(self.give()).path.removeprefix("/")
+        assert self._fresh is not None
+        return Ready(self._template, first, self._fresh)
 
     def take_back(self, url: str) -> None:
         """Whoever is still in it is thrown out."""

@@ -13,15 +13,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import psycopg
 
 from tests.servers import guard
-from tests.servers.databases import Databases
+from tests.servers.databases import Databases, Ready
 from tests.servers.processes import children, kill_family
 from tests.servers.programs import account, free_port
 from tests.servers.programs import postgres as programs
+from tests.servers.temporary import memory
 
 __all__ = ["Postgres", "Stop", "started"]
 
@@ -42,7 +43,7 @@ UNSAFE = {"fsync": "off", "full_page_writes": "off"}
 class Postgres:
     """One server. It may be stopped, killed and started again; its port and its data stay."""
 
-    def __init__(self, folder: Path, password: str, settings: Mapping[str, object], bin_folder: Path) -> None:
+    def __init__(self, folder: Path, password: str, settings: Mapping[str, object], bin_folder: Path, ready: Ready | None = None) -> None:
         self.folder = folder
         self.data = folder / "data"
         self.port = free_port()
@@ -52,7 +53,8 @@ class Postgres:
         self._settings: dict[str, object] = {**STANDARD, **settings, "cluster_name": self.name, "unix_socket_directories": str(folder)}
         self._process: subprocess.Popen[bytes] | None = None
         self._watched: list[int] = []
-        self.databases = Databases(self.url())
+        self._ready = ready
+        self.databases = Databases(self.url(), ready=ready)
 
     def url(self, database: str = "postgres") -> str:
         return f"postgresql://postgres:{self.password}@127.0.0.1:{self.port}/{database}"
@@ -79,7 +81,7 @@ class Postgres:
         while not self._launched():
             assert not self._watched, f"its port {self.port} has been taken by somebody else"
             self.port = free_port()
-            self.databases = Databases(self.url())
+            self.databases = Databases(self.url(), ready=self._ready)
             self._write()
         self._watched.append(self.pid)
         (name, data), *_ = self.query("SELECT current_setting('cluster_name'), current_setting('data_directory')")
@@ -116,7 +118,7 @@ class Postgres:
     @contextlib.contextmanager
     def standby(self, *, synchronous: bool, **settings: object) -> Iterator[Postgres]:
         """A second server that follows this one. `synchronous`: this one's commits wait from now on until they are safe there."""
-        folder = _new_folder()
+        folder = _new_folder(self.folder.parent)
         standby = Postgres(folder, self.password, {**self._settings, "synchronous_standby_names": "", **settings}, self._bin)
         slot = f"standby_{secrets.token_hex(4)}"
         address = ["--host", str(self.folder), "--port", str(self.port), "--username", "postgres", "--no-password"]
@@ -200,39 +202,49 @@ class Postgres:
 
 
 @contextlib.contextmanager
-def started(*, fsync: bool = True, folders: str | None = None, **settings: object) -> Iterator[Postgres]:
-    """A running server. Without `fsync` it is quicker and can be killed, but a power cut would ruin it."""
+def started(*, fsync: bool = True, place: Path | None = None, folders: str | None = None, **settings: object) -> Iterator[Postgres]:
+    """A running server. Without `fsync` it is quicker and can be killed, but a power cut would ruin it. Its folder is in `place`, else on the disk."""
     bin_folder = programs(folders)
-    seed, password = _seed(bin_folder, os.getpid())
-    folder = _new_folder()
-    server = Postgres(folder, password, settings if fsync else {**UNSAFE, **settings}, bin_folder)
+    seed = _seed(bin_folder, os.getpid())
+    folder = _new_folder(place)
+    server = Postgres(folder, seed.password, settings if fsync else {**UNSAFE, **settings}, bin_folder, seed.ready)
     try:
-        _done(["cp", "-a", seed, server.data])
+        _done(["cp", "-a", seed.data, server.data])
         server.start()
         yield server
     finally:
         server.close()
 
 
+class Seed(NamedTuple):
+    data: Path
+    password: str
+    ready: Ready
+
+
 @functools.cache
-def _seed(bin_folder: Path, _process: int) -> tuple[Path, str]:
-    """The data of a server that never ran, to be copied: initdb takes much longer than that. It goes when this process does."""
-    folder = _new_folder()
+def _seed(bin_folder: Path, _process: int) -> Seed:
+    """The data of a server that has stopped, to be copied: initdb and migrations take much longer than that. It goes when this process does."""
+    folder = _new_folder(memory())
     password = secrets.token_hex(16)
     words = folder / "password"
     words.write_text(password, encoding="utf-8")
     _give(words)
     # Only the account of the server reaches the socket, so it needs no password there; md5 costs next to nothing for each connection.
     trust = ["--auth-local=trust", "--auth-host=md5", "--username=postgres", f"--pwfile={words}"]
-    _done([bin_folder / "initdb", "--pgdata", folder / "data", "--no-sync", "--no-instructions", "--encoding=UTF8", "--locale=C", *trust])
+    _done([bin_folder / "initdb", "--pgdata", folder / "data", "--no-sync", "--no-instructions", "--wal-segsize=1", "--encoding=UTF8", "--locale=C", *trust])
     with (folder / "data" / "postgresql.conf").open("a", encoding="utf-8") as conf:
         conf.write("\ninclude 'ours.conf'\n")
-    return folder / "data", password
+    server = Postgres(folder, password, {**UNSAFE, "min_wal_size": "2MB"}, bin_folder)  # there is the less to copy
+    server.start()
+    ready = server.databases.ready()
+    server.stop()
+    return Seed(server.data, password, ready)
 
 
-def _new_folder() -> Path:
+def _new_folder(place: Path | None) -> Path:
     """A folder that the server's account owns, watched from its first moment."""
-    folder = Path(tempfile.mkdtemp(prefix="taskmill-postgres-"))
+    folder = Path(tempfile.mkdtemp(prefix="taskmill-postgres-", dir=place))
     guard.watch(0, folder)
     _give(folder)
     return folder

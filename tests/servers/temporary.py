@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["prefer_memory"]
+__all__ = ["memory", "prefer_memory"]
 
 MEMORY = Path("/dev/shm")
 ROOM = 4 * 2**30
@@ -18,6 +18,11 @@ def prefer_memory() -> None:
     """Unless somebody has named a place."""
     if not any(name in os.environ for name in NAMED) and _fits():
         os.environ[ROOT] = str(MEMORY)
+
+
+def memory() -> Path | None:
+    """The place in memory, if the folders of tests are there."""
+    return MEMORY if os.environ.get(ROOT) == str(MEMORY) else None
 
 
 def _fits() -> bool:

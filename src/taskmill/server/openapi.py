@@ -179,7 +179,7 @@ def _response(status: int, content: dict[str, Any]) -> dict[str, Any]:
 
 def refusals(route: Described) -> list[int]:
     """Every status of a refusal: those of its own, those of a body, those of the door."""
-    found = {422, 431, *route.refuses}
+    found = {414, 422, 431, *route.refuses}
     if "{" in route.path:
         found.add(404)
     if route.body is not None:

@@ -166,8 +166,8 @@ Times are RFC 3339; durations are `250ms`, `90s`, `10m`, `2h`, `1d`. Tokens of l
 
 What is refused is answered as `application/problem+json`: a stable `code`, the `field`, a `hint` that says what to do, and the `request_id` that the log of
 the server has too. Of refusals each route lists its statuses: 401 no key or an unknown one, 403 it may not, 404 nothing of that name, 409 not in the state
-for it, 410 its record is gone, 412 changed since it was seen, 413 and 431 too large, 415 not JSON, 400 and 422 what was sent cannot be used, 429 a quota is
-used up and 503 the store is away (both with `Retry-After`). A method that a path does not have is 405 with `Allow`. Nothing is changed by GET."""
+for it, 410 its record is gone, 412 changed since it was seen, 413, 414 and 431 too large, 415 not JSON, 400 and 422 what was sent cannot be used, 429 a
+quota is used up and 503 the store is away (both with `Retry-After`). A method that a path does not have is 405 with `Allow`. Nothing is changed by GET."""
 
 
 def _anchor(one: Operation) -> str:

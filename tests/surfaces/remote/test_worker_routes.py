@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,25 @@ async def test_settings_that_the_store_has_are_left_alone(server: Server, caller
 async def test_what_nobody_can_join_with(caller: Caller, body: dict[str, Any], field: str, code: str) -> None:
     answer = await caller.ask("POST", "/api/v1/worker/join", body)
     assert (answer.status, answer.code, answer.data["field"]) == (422, code, field)
+
+
+async def test_no_answer_waits_for_the_acknowledgement_of_its_head(server: Server) -> None:
+    """Head and body are written one after the other; with Nagle's algorithm the second would wait 40 ms for whoever does not acknowledge at once."""
+    [listening] = [one for one in _open_sockets() if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and one.getsockname()[1] == _port(server)]
+    assert listening.proto == socket.IPPROTO_TCP
+    await server.anybody.ask("GET", "/healthz")
+    accepted = [one for one in _open_sockets() if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and one.getsockname()[1] == _port(server)]
+    assert accepted
+    assert all(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in accepted)
+
+
+def _port(server: Server) -> int:
+    return int(server.url.rpartition(":")[2])
+
+
+def _open_sockets() -> list[socket.socket]:
+    found = [one for one in gc.get_objects() if isinstance(one, socket.socket)]
+    return [one for one in found if one.fileno() >= 0 and one.family == socket.AF_INET]
 
 
 # Claiming

@@ -22,11 +22,13 @@ async def judge(store: Path | str, history: Path, bounds: Bounds, *, all_ended: 
     async with client_of(store, history) as client:
         reads = await client.read_all(submitted(load(history)))
     recorded = load(history)
-    assert check(recorded, bounds) == []
-    assert await _broken(store) == []
+    violations = check(recorded, bounds)
+    assert not violations, "\n".join(map(str, violations))
+    broken = await _broken(store)
+    assert not broken, "\n".join(broken)
     if all_ended:
         alive = {task: read.state for task, read in reads.items() if read.state not in TERMINAL | {"expired", "missing"}}
-        assert alive == {}
+        assert not alive, alive
     return recorded, reads
 
 

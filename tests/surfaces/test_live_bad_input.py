@@ -27,6 +27,7 @@ TEXT, BINARY, PING = 0x1, 0x2, 0x9
 async def server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Live]:
     """Somebody else listens all the time, and hears what happens afterwards as if nothing had been."""
     async with live(f"sqlite:///{tmp_path / 'store.db'}", tmp_path, caplog) as served:
+        served.hub._linger = 0.0
         async with served.client("?event=task.submitted") as witness:
             yield served
             if not served.stop.is_set():

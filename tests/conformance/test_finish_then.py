@@ -101,6 +101,27 @@ async def test_then_with_waiting_waits_for_them(engine: Engine) -> None:
     assert [(edge.task, edge.result) for edge in again.results] == [(children[0].id, b"1"), (children[1].id, b"2")]
 
 
+@pytest.mark.parametrize("ending", [Ending.WAITING, Ending.RETRY, Ending.SNOOZED])
+async def test_a_repeat_leaves_the_attempt_alone_that_followed(engine: Engine, ending: Ending) -> None:
+    """The answer got lost, another has claimed the task since, and the first asks again: it hears the same, and nothing is done to the other's attempt."""
+    made = await make(engine, State.RUNNING)
+    assert made.claimed
+    child = new("a", queue="next")
+    after = {} if ending is Ending.WAITING else {"after": 0}
+    await made.holder.done(made.claimed, ending=ending, then=(child,), **after)
+    hand = await worker(engine, queues=["next"])
+    await hand.done(await hand.claim_one())
+    other = await worker(engine)
+    again = await other.claim_one()
+    assert (again.id, again.attempt) == (made.id, 2)
+    await made.holder.done(made.claimed, ending=ending, then=(child,), **after)
+    assert (await other.beat()).lost == ()
+    assert await state(engine, made.id) is State.RUNNING
+    await other.done(again)
+    assert await states(engine, [made.id, child.id]) == [State.COMPLETED, State.COMPLETED]
+    assert [attempt.number for attempt in await engine.attempts(made.id)] == [1, 2]
+
+
 async def test_then_with_a_duplicate_does_not_stop_the_finish(engine: Engine) -> None:
     known = new("same", queue="next", idempotency_key="k")
     await submit(engine, known)

@@ -135,7 +135,7 @@ def _keep_results(step: Step, results: Sequence[tuple[int, bytes | None]]) -> No
 def _apply(moves: Moves, row: Row | None, outcome: Outcome, instead: dict[str, State]) -> Refusal | None:
     if row is None:
         return Refusal(outcome.task, outcome.token, "not_found", "there is no such task")
-    if row.state != RUNNING or row.token != outcome.token or row.worker != outcome.worker:
+    if not _is_under(row, outcome):
         if _was_applied(moves.step, row, outcome):
             _tell_instead(row, outcome, instead)
             return None
@@ -152,13 +152,18 @@ def _apply(moves: Moves, row: Row | None, outcome: Outcome, instead: dict[str, S
     return None
 
 
+def _is_under(row: Row, outcome: Outcome) -> bool:
+    """Whether the lease is the current one."""
+    return row.state == RUNNING and row.token == outcome.token and row.worker == outcome.worker
+
+
 def _apply_with_then(moves: Moves, row: Row | None, outcome: Outcome, instead: dict[str, State]) -> Refusal | None:
     """End this and start those, or neither: a task that the store refuses takes its outcome back and leaves the lease as it was."""
     step = moves.step
-    mark, noted, before = step.mark(), moves.note(), copy(row)
+    mark, noted, before, current = step.mark(), moves.note(), copy(row), row is not None and _is_under(row, outcome)
     step.db.execute("SAVEPOINT outcome")
     refusal = _apply(moves, row, outcome, instead)
-    if refusal is None and row is not None and before is not None and before.state == RUNNING:
+    if refusal is None and row is not None and current:  # not in a repeat: another may hold the task by now
         refusal = _start_those(step, moves, row, outcome)
     if refusal is not None:
         step.db.execute("ROLLBACK TO outcome")

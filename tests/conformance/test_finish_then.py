@@ -111,7 +111,7 @@ async def test_a_repeat_leaves_the_attempt_alone_that_followed(engine: Engine, e
     await made.holder.done(made.claimed, ending=ending, then=(child,), **after)
     hand = await worker(engine, queues=["next"])
     await hand.done(await hand.claim_one())
-    other = await worker(engine)
+    other = await worker(engine, queues=made.holder.queues)
     again = await other.claim_one()
     assert (again.id, again.attempt) == (made.id, 2)
     await made.holder.done(made.claimed, ending=ending, then=(child,), **after)

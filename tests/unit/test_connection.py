@@ -30,6 +30,12 @@ class Recorded(asyncio.Transport):
     def close(self) -> None:
         self._closed = True
 
+    def abort(self) -> None:
+        self._closed = True
+
+    def can_write_eof(self) -> bool:
+        return False
+
     def is_closing(self) -> bool:
         return self._closed
 
@@ -43,6 +49,14 @@ class Recorded(asyncio.Transport):
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
+def connected(app: App) -> tuple[Connection, Recorded]:
+    config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None, server_header=False, date_header=False)
+    config.load()
+    connection, transport = Connection(config, ServerState(), {}), Recorded()
+    connection.connection_made(transport)
+    return connection, transport
+
+
 async def written(request: bytes, app: App, number: int = 1) -> tuple[list[bytes], bool]:
     """What a connection writes until so many requests were answered, and whether it is closed then."""
     answers = asyncio.Semaphore(0)
@@ -51,10 +65,7 @@ async def written(request: bytes, app: App, number: int = 1) -> tuple[list[bytes
         await app(scope, receive, send)
         answers.release()
 
-    config = uvicorn.Config(counted, http=Connection, ws="none", lifespan="off", log_config=None, server_header=False, date_header=False)
-    config.load()
-    connection, transport = Connection(config, ServerState(), {}), Recorded()
-    connection.connection_made(transport)
+    connection, transport = connected(counted)
     connection.data_received(request)
     async with asyncio.timeout(30):
         for _ in range(number):
@@ -100,3 +111,14 @@ async def test_a_value_cannot_begin_a_line_of_its_own() -> None:
 
     assert await written(GET + b"\r\n", app) == ([WHOLE], False)
     assert told == [False, False, False]
+
+
+@pytest.mark.parametrize("length", [66_000, 200_000])
+async def test_a_url_that_nobody_takes_apart_is_told_what_it_is(length: int) -> None:
+    """It came in one piece, so that all of it was read."""
+    connection, transport = connected(answer)
+    connection.data_received(b"GET /?a=" + length * b"b" + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    connection.connection_lost(None)
+    [said] = transport.writes
+    assert said.startswith(b"HTTP/1.1 414 ")
+    assert b'"url_too_long"' in said

@@ -20,7 +20,7 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from taskmill.server.problem import CONTENT_TYPE, Refused, problem_of
+from taskmill.server.problem import CONTENT_TYPE, LONGEST_URL, Refused, problem_of, url_too_long
 from taskmill.server.sockets import ABORT, ANSWER
 
 __all__ = ["MOST_CONNECTIONS", "Connection"]
@@ -84,8 +84,8 @@ class Connection(HttpToolsProtocol):
         self._partial = True
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserError:
-            self._refuse(_unreadable())
+        except httptools.HttpParserError:  # of a URL over 64 KiB too, which httptools does not take apart
+            self._refuse(url_too_long() if len(self.url or b"") > LONGEST_URL else _unreadable())
         except httptools.HttpParserUpgrade:
             self._upgrade()
         else:

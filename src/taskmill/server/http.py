@@ -28,7 +28,7 @@ from taskmill.server.access import Caller, Forbidden, Unauthenticated
 from taskmill.server.access import Scope as Right
 from taskmill.server.audit import REQUEST
 from taskmill.server.incoming import Body, Held, check_values
-from taskmill.server.problem import CONTENT_TYPE, Refused, invalid, problem_of, retry_after
+from taskmill.server.problem import CONTENT_TYPE, LONGEST_URL, Refused, invalid, problem_of, retry_after, url_too_long
 from taskmill.server.rest.streams import EVENTS, WEBSOCKET
 from taskmill.server.routes import Call, Receive, Route, no_route, read_query
 from taskmill.server.service import Service
@@ -47,8 +47,6 @@ MOST_HEADERS = 100
 LONGEST_HEADERS = 32_768
 LARGE = 262_144
 """Bytes of a body that is parsed beside the loop: others are answered meanwhile."""
-LONGEST_URL = 32_768
-"""Bytes; a cursor over all shards of a Cluster has 24 KB."""
 ONCE = (b"authorization", b"host", b"content-type", b"content-encoding", b"idempotency-key", b"origin")
 """Headers of which two say two things: whoever stands in between may have believed the other one."""
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
@@ -296,7 +294,7 @@ def _check_head(scope: Scope, headers: dict[bytes, bytes]) -> None:
     if len(given) > MOST_HEADERS or sum(map(len, chain.from_iterable(given))) > LONGEST_HEADERS:
         raise Refused(431, "headers_too_large", "the headers are too many or too large", "at most 100, and 32 KiB in all")
     if len(scope.get("raw_path", b"")) + len(scope["query_string"]) > LONGEST_URL:
-        raise Refused(414, "url_too_long", "the URL is too long", f"at most {LONGEST_URL} bytes")
+        raise url_too_long()
     if scope["http_version"] == "1.1" and not headers.get(b"host"):
         raise Refused(400, "host_required", "the header Host is missing", "HTTP/1.1 requires it, once", field="Host")
     if len(headers) != len(given):

@@ -11,9 +11,11 @@ import msgspec
 from taskmill.clock import SECOND
 from taskmill.errors import InvalidInput, RateLimited, StoreError, TaskmillError
 
-__all__ = ["CONTENT_TYPE", "Problem", "Refused", "invalid", "problem_of", "retry_after", "status_of"]
+__all__ = ["CONTENT_TYPE", "LONGEST_URL", "Problem", "Refused", "invalid", "problem_of", "retry_after", "status_of", "url_too_long"]
 
 CONTENT_TYPE = b"application/problem+json"
+LONGEST_URL = 32_768
+"""Bytes; a cursor over all shards of a Cluster has 24 KB."""
 
 _UNREADABLE = {"body_required", "invalid_json", "invalid_utf8", "too_deep", "duplicate_key", "not_finite", "integer_too_large", "invalid_encoding"}
 _STATUS = {**dict.fromkeys(_UNREADABLE, 400), "payload_too_large": 413, "unknown_edge": 422}
@@ -43,6 +45,10 @@ class Refused(TaskmillError):
         super().__init__(message, code=code, hint=hint, field=field)
         self.status = status
         self.headers = headers
+
+
+def url_too_long() -> Refused:
+    return Refused(414, "url_too_long", "the URL is too long", f"at most {LONGEST_URL} bytes")
 
 
 def status_of(error: TaskmillError) -> int:

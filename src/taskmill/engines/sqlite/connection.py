@@ -138,7 +138,7 @@ def _set(connection: Database, pragma: str, wait: Callable[[int], bool]) -> None
 def _pragmas(durability: Durability, read_only: bool) -> list[str]:
     """Each on its own, and each answer fetched: a statement that is not read to its end has not run."""
     synchronous = "NORMAL" if durability is Durability.LOCAL else "FULL"
-    shared = ["temp_store = MEMORY", "cache_size = -65536", "mmap_size = 268435456"]
+    shared = ["temp_store = MEMORY", "cache_size = -16384", "mmap_size = 33554432"]
     if read_only:
         return shared
     # A page of 8 KiB holds twice the rows of a batch: fewer frames in the WAL, 5 % less for claim and finish. It counts only when the file is made.

@@ -2,8 +2,8 @@
 
     door (limits, key, quota) ──▶ read (query, body) ──▶ handler of the route ──▶ write
 
-Every route goes this one way. Submitting is what a server does most, so its path is looked up first and touches nothing but ASGI; the others are found by
-Starlette's router. Nothing here knows what a task is.
+Every route goes this one way. Paths without names in them, that of submits among them, are looked up first; the others are found by Starlette's router. An
+answer leaves in one write where the connection offers that (`sockets.ANSWER`), through ASGI otherwise. Nothing here knows what a task is.
 """
 
 from __future__ import annotations

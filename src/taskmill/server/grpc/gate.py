@@ -202,9 +202,7 @@ class Gate:
                 if loop.time() >= until:
                     raise _over(allowed)
                 if not await self._keys.still(call.caller):
-                    raise Unauthenticated(
-                        "this API key is not known any more", hint="it was revoked or changed; `taskmill key list` shows those that are valid"
-                    )
+                    raise revoked()
             return task.result()
         finally:
             await _let_go(task, stopping)

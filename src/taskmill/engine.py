@@ -1,4 +1,4 @@
-"""The contract between Taskmill and a store: 36 verbs, each one atomic step, batched, safe to repeat.
+"""The contract between Taskmill and a store: 37 verbs, each one atomic step, batched, safe to repeat.
 
 An engine makes transitions and keeps promises; it has no policy. When to retry, what a saga does next, when cron fires are pure
 functions above it. What an engine lacks is said in `Engine.features`, never made up for in silence.
@@ -166,6 +166,8 @@ class Claimed(Struct, frozen=True, gc=False):
     ready_at: int = 0
     """Since when it could have been claimed; one that was released or lost keeps its age, and so its place."""
     idempotency_key: str | None = None
+    suspect: bool = False
+    """An earlier attempt took its process down or had to be killed: it runs in a process of its own, whichever worker has it."""
 
 
 class Claim(Struct, frozen=True):
@@ -211,6 +213,8 @@ class Outcome(Struct, frozen=True, kw_only=True, gc=False):
     then: tuple[NewTask, ...] = ()
     started_after: int | None = None
     """How long after the claim its handler started; None: it never did."""
+    suspect: bool = False
+    """Its process had to be killed. The store keeps it in the task's record, as it does for `crashed`; a requeue clears it."""
 
 
 class Refusal(Struct, frozen=True):
@@ -231,7 +235,7 @@ class Finished(Struct, frozen=True):
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
-    """Something a running task has done: a named step's value, its progress, its saga's phase, or that only its handler may end it (`unwind`)."""
+    """Something a running task has done: a named step's value, its progress, its saga's phase, that only its handler may end it (`unwind`), that it began."""
 
     task: str
     worker: str
@@ -241,6 +245,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     unwind: bool | None = None
     phase: str | None = None
+    started_after: int | None = None
+    """How long after the claim its handler began: `Task.started_at` of a running task is this, once it was said."""
 
 
 class Joining(Struct, frozen=True, kw_only=True):
@@ -564,8 +570,11 @@ class Engine(Protocol):
     async def take(self, limit: str, n: int, id: str) -> Taken:
         """n starts are counted against a rate, once by the id, if it has room."""
 
+    async def records(self, ids: Sequence[str]) -> tuple[Record | None, ...]:
+        """All that `restore` takes, of live tasks too, in the order asked; None for those the store has no record of. At most 1,000 ids."""
+
     async def restore(self, records: Sequence[Record]) -> tuple[bool, ...]:
-        """Whole records are inserted as they are, never over an existing one."""
+        """Whole records are inserted as they are, never over an existing one. An edge onto a task that comes later falls when that one has ended."""
 
     async def wakeups(self) -> Stream[None]:
         """Hints, from the moment this answers, that there may be work; some may be missed, so always poll underneath."""

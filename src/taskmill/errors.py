@@ -189,6 +189,8 @@ class RateLimited(TaskmillError):
     grpc = "RESOURCE_EXHAUSTED"
     retry_after: int | None = None
     """Microseconds after which it may be tried again, where that is known."""
+    retry_at: int | None = None
+    """The same as a time of the store's clock."""
 
 
 class Reason(Protocol):

@@ -63,6 +63,15 @@ MOST_EDGES = 10_000
 MOST_TAGS = 100
 MOST_HEADERS = 100
 MOST_LIMITS = 8
+MOST_BATCH = 10_000
+MOST_BATCH_EDGES = 20_000
+"""Edges of all tasks of one batch: what one step links."""
+MOST_HEADER_BYTES = 16 * 1024
+MOST_STEPS = 1_000
+MOST_STEP_BYTES = 4_000_000
+MOST_SIGNALS = 10_000
+MOST_SIGNAL_BYTES = 4_000_000
+"""Checkpoints and signals that one task can have: a claim brings them all."""
 KEY_LENGTH = 256
 SHARE_LENGTH = 128
 
@@ -211,6 +220,8 @@ class NewTask(Struct, frozen=True, kw_only=True, gc=False):
     headers: Mapping[str, str] = _NOTHING
     tags: Mapping[str, str] = _NOTHING
     limits: tuple[str, ...] | None = None
+    more_limits: bool = False
+    """`limits` are added to those of the type; otherwise they stand in their place."""
     on_limit: OnLimit | None = None
     fair_key: str | None = None
     order_key: str | None = None
@@ -240,7 +251,7 @@ class TypeSettings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
 
 
 class Resolved(Struct, frozen=True, gc=False):
-    """A new task with every setting known; what an engine stores."""
+    """A new task with every setting known; what an engine stores. Its limits, share and order key are `scoped`: they belong to its tenant."""
 
     new: NewTask
     queue: str
@@ -270,6 +281,7 @@ class Task(Struct, frozen=True, kw_only=True):
     executions: int = 0
     failures: int = 0
     crashes: int = 0
+    suspect: bool = False
     unwind: bool = False
     must_end: str | None = None
     phase: str | None = None
@@ -353,10 +365,6 @@ def resolve(new: NewTask, settings: TypeSettings | None) -> Resolved:
             )
         settings = _DEFAULTS
     _check(new)
-    limits = settings.limits if new.limits is None else new.limits
-    fair_key = new.fair_key
-    if fair_key is None:
-        fair_key = "" if settings.fair is None else new.tenant if settings.fair == "tenant" else _from_payload(settings.fair, new, "fair", SHARE_LENGTH)
     order_key = new.order_key
     if order_key is None and settings.ordered is not None:
         order_key = _from_payload(settings.ordered, new, "ordered")
@@ -367,10 +375,10 @@ def resolve(new: NewTask, settings: TypeSettings | None) -> Resolved:
         new.retry or settings.retry or _RETRY,
         settings.timeout if new.timeout is None else new.timeout,
         settings.max_crashes if new.max_crashes is None else new.max_crashes,
-        tuple(sorted({_limit_of(limit, new) for limit in limits})) if limits else (),
+        _limits_of(new, settings),
         settings.on_limit if new.on_limit is None else new.on_limit,
-        fair_key,
-        order_key,
+        _share_of(new, settings),
+        order_key and scoped(new.tenant, order_key),
         new.unique or (_unique_of(settings.unique, new) if settings.unique else None),
         DEFAULT_DEDUPE_WINDOW if new.idempotency_window is None else new.idempotency_window,
     )
@@ -490,10 +498,17 @@ def _check_texts(new: NewTask) -> None:
         check_key(value, f"tags.{name}")
     if len(new.headers) > MOST_HEADERS:
         raise InvalidInput(f"{len(new.headers)} headers are too many", field="headers", hint=f"at most {MOST_HEADERS}")
+    _check_headers(new)
+
+
+def _check_headers(new: NewTask) -> None:
     for name, value in new.headers.items():
         check_key(name, "headers", length=128)
         if len(value) > 4096 or not _encodes(value) or any(c in value for c in "\r\n\0"):
             raise InvalidInput("is not a header value", code="invalid_header", field=f"headers.{name}", hint="one line of at most 4096 characters")
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in new.headers.items())
+    if size > MOST_HEADER_BYTES:
+        raise InvalidInput(f"{size} bytes of headers are too many", code="headers_too_large", field="headers", hint=f"at most {MOST_HEADER_BYTES} in all")
 
 
 def _encodes(text: str) -> bool:
@@ -507,10 +522,60 @@ def _encodes(text: str) -> bool:
 _FIELD = re.compile(r"\{([^{}]+)\}")
 
 
+SCOPE = "\x1f"
+"""Stands between a tenant and its key in what is stored. No tenant and no key can hold it, so no tenant can write the key of another."""
+
+
+def scoped(tenant: str, key: str) -> str:
+    """A key as the store has it: two tenants with the same key are two keys."""
+    return f"{tenant}{SCOPE}{key}" if tenant else key
+
+
+def unscoped(key: str) -> str:
+    """A stored key as its caller gave it."""
+    return key.rpartition(SCOPE)[2]
+
+
+def scoped_limit(tenant: str, limit: str) -> str:
+    """`per-user:42` of a tenant. A limit without a key is one for all tenants."""
+    definition, colon, key = limit.partition(":")
+    return f"{definition}:{scoped(tenant, key)}" if colon else limit
+
+
+def unscoped_limit(limit: str) -> str:
+    definition, colon, key = limit.partition(":")
+    return f"{definition}:{unscoped(key)}" if colon else limit
+
+
+def definition_of(limit: str) -> str:
+    """Which definition a stored limit counts by."""
+    return limit.partition(":")[0]
+
+
+def _limits_of(new: NewTask, settings: TypeSettings) -> tuple[str, ...]:
+    limits = settings.limits if new.limits is None else (*settings.limits, *new.limits) if new.more_limits else new.limits
+    if not limits:
+        return ()
+    if len(limits) > MOST_LIMITS:
+        _check_limits(limits)
+    return tuple(sorted({_limit_of(limit, new) for limit in limits}))
+
+
+def _share_of(new: NewTask, settings: TypeSettings) -> str:
+    """Its share in turns. Where a type shares by tenant, nothing that a caller says moves a task into another share."""
+    if settings.fair == "tenant":
+        if new.fair_key is not None and new.fair_key != new.tenant:
+            raise InvalidInput(f"the type {new.type!r:.80} shares by tenant", code="share_by_tenant", field="fair_key", hint="leave fair_key out")
+        return new.tenant
+    if new.fair_key is not None:
+        return new.fair_key and scoped(new.tenant, new.fair_key)
+    return "" if settings.fair is None else scoped(new.tenant, _from_payload(settings.fair, new, "fair", SHARE_LENGTH))
+
+
 def _limit_of(template: str, new: NewTask) -> str:
     limit = _from_payload(template, new, "limits")
     check_limit(limit)
-    return limit
+    return scoped_limit(new.tenant, limit)
 
 
 def _from_payload(template: str, new: NewTask, setting: str, length: int = KEY_LENGTH) -> str:
@@ -566,6 +631,10 @@ def check_settings(settings: TypeSettings, type_name: str) -> TypeSettings:
 
 def sequence_of(tasks: Sequence[NewTask]) -> Sequence[NewTask]:
     """A batch: bounded, so that one step of a store stays bounded."""
-    if len(tasks) > 10_000:
-        raise InvalidInput(f"{len(tasks)} tasks in one batch are too many", code="batch_too_large", field="tasks", hint="at most 10,000")
+    if len(tasks) > MOST_BATCH:
+        raise InvalidInput(f"{len(tasks)} tasks in one batch are too many", code="batch_too_large", field="tasks", hint=f"at most {MOST_BATCH}")
+    edges = sum(len(new.edges) for new in tasks)
+    if edges > MOST_BATCH_EDGES:
+        hint = f"at most {MOST_BATCH_EDGES} in all; submit fewer at once"
+        raise InvalidInput(f"{edges} edges in one batch are too many", code="batch_too_large", field="edges", hint=hint)
     return tasks

@@ -11,7 +11,7 @@ import msgspec
 
 from taskmill.engine import Record
 from taskmill.retry import Retry
-from taskmill.task import ErrorInfo, OnFailure, Progress, Resolved, State, Task, Unique
+from taskmill.task import ErrorInfo, OnFailure, Progress, Resolved, State, Task, Unique, scoped, scoped_limit, unscoped, unscoped_limit
 
 __all__ = ["FAR", "Meta", "decode_error", "decode_meta", "encode_error", "encode_meta", "facts", "restored_flags", "restored_meta", "state_name"]
 
@@ -41,6 +41,9 @@ AWAITS: Final = 128
 UNWIND: Final = 256
 CHECKPOINTS: Final = 512
 SIGNALS: Final = 1024
+SUSPECT: Final = 2048
+REJECTED: Final = 4096
+"""Over its limit when it was submitted: it never ran, and a repeat of its submit answers `rejected` again."""
 
 FAR: Final = 1 << 62
 """A time that never comes."""
@@ -157,6 +160,8 @@ def restored_flags(record: Record) -> int:
     for present, flag in (
         (task.order_key is not None, ORDERED),
         (task.sealed, SEALED),
+        (task.suspect, SUSPECT),
+        (task.state is State.DEAD and task.executions == 0 and task.error is not None and task.error.code == "rate_limited", REJECTED),
         (task.unwind, UNWIND),
         (bool(record.checkpoints), CHECKPOINTS),
         (bool(record.signals), SIGNALS),
@@ -169,9 +174,21 @@ def restored_flags(record: Record) -> int:
     return flags
 
 
+def restored_lane(task: Task) -> tuple[str, tuple[str, ...], str | None]:
+    """Share, limits and order key of a whole record, as the store has them."""
+    share = task.fair_key if task.fair_key in {"", task.tenant} else scoped(task.tenant, task.fair_key)
+    return share, tuple(scoped_limit(task.tenant, limit) for limit in task.limits), task.order_key and scoped(task.tenant, task.order_key)
+
+
+def shown_lane(meta: Meta) -> tuple[str, tuple[str, ...], str | None]:
+    """The same, as the caller gave them."""
+    return unscoped(meta.share), tuple(map(unscoped_limit, meta.limits)), meta.order and unscoped(meta.order)
+
+
 def restored_meta(task: Task) -> str:
+    share, limits, order = restored_lane(task)
     meta = Meta(
         headers=dict(task.headers), tags=dict(task.tags), key=task.idempotency_key, window=task.idempotency_window, unique=task.unique,
-        limits=task.limits, share=task.fair_key, order=task.order_key,
+        limits=limits, share=share, order=order,
     )  # fmt: skip
     return json_text(meta)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from taskmill.errors import InvalidInput
-from taskmill.task import TypeSettings, check_key, check_limit, check_name, check_range, check_settings
+from taskmill.task import TypeSettings, check_key, check_name, check_range, check_settings, definition_of
 
 __all__ = ["LimitDefinition", "QueueSettings", "Settings", "check_item"]
 
@@ -59,7 +59,7 @@ class Settings:
 
     def limit(self, name: str) -> LimitDefinition:
         """The numbers of a limit; without a definition it counts but never closes, so what was charged can be given back."""
-        return self.limits.get(check_limit(name)[0], _UNLIMITED)
+        return self.limits.get(definition_of(name), _UNLIMITED)
 
 
 _UNLIMITED = LimitDefinition()

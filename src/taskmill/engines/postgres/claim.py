@@ -18,9 +18,9 @@ from taskmill.engine import Claim, Claimed, Room
 from taskmill.engines.postgres.connecting import Record
 from taskmill.engines.postgres.errors import applied
 from taskmill.engines.postgres.store import Store
-from taskmill.engines.rows import CHECKPOINTS, DEFAULT_RETRY, EDGES, ON_FAILURE, SIGNALS, STATES, UNWIND, decode_retry, handlers_meta
+from taskmill.engines.rows import CHECKPOINTS, DEFAULT_RETRY, EDGES, ON_FAILURE, SIGNALS, STATES, SUSPECT, UNWIND, decode_retry, handlers_meta
 from taskmill.errors import Conflict
-from taskmill.task import EdgeResult, Signal
+from taskmill.task import EdgeResult, Signal, unscoped_limit
 
 __all__ = ["RESULTS", "claim"]
 
@@ -101,7 +101,7 @@ def _claimed(worker: str, row: Record, extras: Extras | None) -> Claimed:
         timeout,
         expires_at,
         tenant,
-        tuple(limits) if limits else (),
+        tuple(map(unscoped_limit, limits)) if limits else (),
         bool(flags & UNWIND),
         must_end,
         phase,
@@ -111,6 +111,7 @@ def _claimed(worker: str, row: Record, extras: Extras | None) -> Claimed:
         () if extras is None else tuple(extras.results),
         ready_at,
         meta.key,
+        bool(flags & SUSPECT),
     )
 
 

@@ -17,6 +17,7 @@ from taskmill.engines.rows import (
     SCHEDULED,
     SEALED,
     STATES,
+    SUSPECT,
     UNWIND,
     WAITING,
     Meta,
@@ -24,6 +25,7 @@ from taskmill.engines.rows import (
     decode_meta,
     decode_progress,
     decode_retry,
+    shown_lane,
     state_name,
 )
 from taskmill.errors import Expired, NotFound, StoreError
@@ -57,6 +59,7 @@ def _task(row: Record) -> Task:
     state, ready_at, finished_at, token = row["state"], row["ready_at"], row["finished_at"], row["token"]
     started_at = row["started_at"]
     result = row["result"]
+    share, limits, order = shown_lane(meta)
     return Task(
         id=row["id"],
         type=row["type"],
@@ -69,13 +72,14 @@ def _task(row: Record) -> Task:
         executions=row["executions"],
         failures=row["failures"],
         crashes=row["crashes"],
+        suspect=bool(row["flags"] & SUSPECT),
         unwind=bool(row["flags"] & UNWIND),
         must_end=row["must_end"],
         phase=row["phase"],
         cancel_requested=bool(row["flags"] & CANCEL),
-        limits=meta.limits,
-        fair_key=meta.share,
-        order_key=meta.order,
+        limits=limits,
+        fair_key=share,
+        order_key=order,
         retry=decode_retry(row["retry"]),
         timeout=row["timeout"],
         max_crashes=row["max_crashes"],

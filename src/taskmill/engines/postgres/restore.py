@@ -20,6 +20,7 @@ from taskmill.engines.rows import (
     encode_retry,
     json_text,
     restored_flags,
+    restored_lane,
     restored_meta,
 )
 from taskmill.task import Task
@@ -50,8 +51,10 @@ async def _lanes(store: Store, db: Any, records: Sequence[Record]) -> list[int]:
     """Each record's lane, held until the commit: one that is idle is forgotten by others."""
     queries = store.load("settings.sql")
     tasks = [record.task for record in records]
+    placed = [restored_lane(task) for task in tasks]
     columns = (
-        [task.queue for task in tasks], [task.fair_key for task in tasks], [json_text(task.limits) for task in tasks], [task.order_key or "" for task in tasks],
+        [task.queue for task in tasks], [share for share, _, _ in placed], [json_text(limits) for _, limits, _ in placed],
+        [order or "" for _, _, order in placed],
     )  # fmt: skip
     while True:
         lanes = [row["lane"] for row in await db.fetch(queries.lanes, *columns)]

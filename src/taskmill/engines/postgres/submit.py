@@ -21,12 +21,14 @@ from taskmill import codec
 from taskmill.batching import Batcher
 from taskmill.clock import MILLISECOND, SECOND
 from taskmill.engine import Durability, Status, Submitted
+from taskmill.engines.circles import circles
 from taskmill.engines.postgres.errors import FAILURES, applied, translate
 from taskmill.engines.postgres.store import Store
+from taskmill.engines.refusals import cycle, over_limit
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, UNIQUE_ENDED, UNIQUE_STARTED, encode_meta, encode_retry
 from taskmill.engines.settings import Settings
-from taskmill.errors import Conflict, InvalidInput, InvalidPayload, NotFound, RateLimited, StoreError, TaskmillError
-from taskmill.task import DEFAULT_DEDUPE_WINDOW, NewTask, OnLimit, Resolved, check_id, check_limit, resolve
+from taskmill.errors import Conflict, InvalidInput, InvalidPayload, NotFound, StoreError, TaskmillError
+from taskmill.task import DEFAULT_DEDUPE_WINDOW, NewTask, OnLimit, Resolved, check_id, definition_of, resolve
 
 __all__ = ["Together", "as_document", "document", "make_names", "refusal", "submit"]
 
@@ -221,7 +223,7 @@ class _Batch:
 
     def _check_limits(self, resolved: Resolved) -> None:
         for name in resolved.limits:
-            definition = check_limit(name)[0]
+            definition = definition_of(name)
             if definition not in self.settings.limits:
                 raise InvalidInput(
                     f"there is no limit {definition!r}", code="unknown_limit", field="limits", hint="put it first, or start a worker whose app declares it"
@@ -276,14 +278,11 @@ class _Batch:
         for resolved in self.resolved:
             if resolved.new.parent is not None:
                 waits.setdefault(resolved.new.parent.task, set()).add(resolved.new.id)
-        free = {task: targets & waits.keys() for task, targets in waits.items()}
-        while done := {task for task, targets in free.items() if not targets}:
-            free = {task: targets - done for task, targets in free.items() if task not in done}
-        if free:
-            self._leave_out(free.keys())
+        if stuck := circles(waits):
+            self._leave_out(stuck)
 
     def _leave_out(self, ids: Container[str]) -> None:
-        error = InvalidInput("these tasks wait for each other", code="cycle", field="edges", hint="a task cannot wait for one that waits for it")
+        error = cycle()
         kept = [number for number, id in enumerate(self.ids) if id not in ids]
         self.refused |= {place: error for place, id in zip(self.places, self.ids, strict=True) if id in ids}
         self.places = [self.places[number] for number in kept]
@@ -374,8 +373,7 @@ def _answer(new: NewTask, row: Any, durability: Durability) -> Submitted:
         case "conflict":
             return _compared(first, durability, same=False)
         case "rejected":
-            error = RateLimited("over its limit when it was submitted", hint="submit it later, or let it wait with on_limit=delay")
-            return Submitted(Status.REJECTED, new.id, durability, False, error)
+            return Submitted(Status.REJECTED, new.id, durability, False, over_limit(0, None))
     return Submitted(Status.REFUSED, new.id, durability, False, refusal(new, code, message))
 
 

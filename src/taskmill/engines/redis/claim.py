@@ -17,9 +17,9 @@ from taskmill.engines.redis.inspect import edges
 from taskmill.engines.redis.records import Body, Header, Held, parts, pieces
 from taskmill.engines.redis.records import claimed as under
 from taskmill.engines.redis.store import Store
-from taskmill.engines.rows import CHECKPOINTS, EDGES, SIGNALS, UNWIND, decode_retry, handlers_meta
+from taskmill.engines.rows import CHECKPOINTS, EDGES, SIGNALS, SUSPECT, UNWIND, decode_retry, handlers_meta
 from taskmill.errors import Conflict
-from taskmill.task import Signal
+from taskmill.task import Signal, unscoped_limit
 
 __all__ = ["RESULTS", "claim", "signals"]
 
@@ -101,7 +101,7 @@ def _claimed(id: str, h: Header, body: Body, limits: Sequence[str]) -> Claimed:
         body.timeout,
         None if h.expires_at is False else int(h.expires_at),
         h.tenant,
-        tuple(limits),
+        tuple(map(unscoped_limit, limits)),
         bool(h.flags & UNWIND),
         h.must_end if isinstance(h.must_end, str) else None,
         h.phase if isinstance(h.phase, str) else None,
@@ -111,6 +111,7 @@ def _claimed(id: str, h: Header, body: Body, limits: Sequence[str]) -> Claimed:
         (),
         int(h.ready_at),
         meta.key,
+        bool(h.flags & SUSPECT),
     )
 
 

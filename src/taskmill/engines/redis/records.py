@@ -14,12 +14,14 @@ from taskmill.engines.rows import (
     RUNNING,
     SCHEDULED,
     SEALED,
+    SUSPECT,
     UNWIND,
     Meta,
     decode_error,
     decode_meta,
     decode_progress,
     decode_retry,
+    shown_lane,
     state_name,
 )
 from taskmill.task import DEFAULT_DEDUPE_WINDOW, Task
@@ -161,6 +163,7 @@ def task_from(id: str, h: Header, body: Body, now: int) -> Task:
     started_at = h.started_at or None
     if started_at is None and h.finished_at and h.token:
         started_at = h.claimed_at or None
+    share, limits, order = shown_lane(meta)
     return Task(
         id=id,
         type=h.type,
@@ -173,13 +176,14 @@ def task_from(id: str, h: Header, body: Body, now: int) -> Task:
         executions=h.executions,
         failures=h.failures,
         crashes=h.crashes,
+        suspect=bool(h.flags & SUSPECT),
         unwind=bool(h.flags & UNWIND),
         must_end=_text(h.must_end),
         phase=_text(h.phase),
         cancel_requested=bool(h.flags & CANCEL),
-        limits=meta.limits,
-        fair_key=meta.share,
-        order_key=meta.order,
+        limits=limits,
+        fair_key=share,
+        order_key=order,
         retry=decode_retry(body.retry),
         timeout=body.timeout,
         max_crashes=h.max_crashes,

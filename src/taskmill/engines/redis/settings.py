@@ -28,6 +28,7 @@ from taskmill.engines.rows import (
     encode_retry,
     json_text,
     restored_flags,
+    restored_lane,
     restored_meta,
 )
 from taskmill.engines.settings import check_item
@@ -249,6 +250,7 @@ def _restored(record: Record, raws: list[bytes]) -> list[Any]:
         False if task.unique is None else task.unique.key, task.idempotency_window, False if task.result is None else task.result.decode(),
         _or_false(encode_error(task.error)), len(task.payload), False,
     ]  # fmt: skip
+    share, limits, order_key = restored_lane(task)
     key: Any = False
     if task.idempotency_key is not None:
         key = [task.idempotency_key, codec.payload_hash(task.payload).hex(), task.created_at + task.idempotency_window]
@@ -263,7 +265,7 @@ def _restored(record: Record, raws: list[bytes]) -> list[Any]:
         for edge in record.edges
     ]  # fmt: skip
     return [
-        task.id, header, len(raws), [task.fair_key, list(task.limits), task.order_key or ""], key, attempts,
+        task.id, header, len(raws), [share, list(limits), order_key or ""], key, attempts,
         {name: value.decode() for name, value in record.checkpoints.items()},
         [[s.number, s.name, s.data.decode(), s.id, s.at] for s in record.signals], edges,
     ]  # fmt: skip

@@ -10,13 +10,15 @@ import msgspec
 
 from taskmill import codec
 from taskmill.engine import Durability, Status, Submitted
+from taskmill.engines.circles import circles
 from taskmill.engines.redis.inspect import get, look, now_of
 from taskmill.engines.redis.records import Body, body_of, entered
 from taskmill.engines.redis.store import Store
+from taskmill.engines.refusals import cycle, over_limit
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, UNIQUE_ENDED, UNIQUE_STARTED, encode_meta, encode_retry
 from taskmill.engines.settings import Settings
-from taskmill.errors import Conflict, InvalidInput, NotFound, RateLimited, StoreError, TaskmillError
-from taskmill.task import TERMINAL, NewTask, OnLimit, Resolved, Task, check_id, check_limit, resolve
+from taskmill.errors import Conflict, InvalidInput, NotFound, StoreError, TaskmillError
+from taskmill.task import TERMINAL, NewTask, OnLimit, Resolved, Task, check_id, definition_of, resolve
 
 __all__ = ["Batch", "is_valid", "key_holder", "known_elsewhere", "refusal", "refused", "submit"]
 
@@ -113,7 +115,7 @@ class Batch:
         self._sent.append((new.id, line, len(payload), _more(resolved)))
 
     def _check_limit(self, name: str) -> None:
-        definition = check_limit(name)[0]
+        definition = definition_of(name)
         if definition not in self.settings.limits:
             raise InvalidInput(
                 f"there is no limit {definition!r}", code="unknown_limit", field="limits", hint="put it first, or start a worker whose app declares it"
@@ -126,12 +128,9 @@ class Batch:
         for new in news:
             if new.parent is not None:
                 waits.setdefault(new.parent.task, set()).add(new.id)
-        free = {task: targets & waits.keys() for task, targets in waits.items()}
-        while done := {task for task, targets in free.items() if not targets}:
-            free = {task: targets - done for task, targets in free.items() if task not in done}
-        for number in reversed([number for number, new in enumerate(news) if new.id in free]):
-            error = InvalidInput("these tasks wait for each other", code="cycle", field="edges", hint="a task cannot wait for one that waits for it")
-            self.refused[self.places[number]] = error
+        stuck = circles(waits)
+        for number in reversed([number for number, new in enumerate(news) if new.id in stuck]):
+            self.refused[self.places[number]] = cycle()
             del self.places[number], self._sent[number], self._bodies[number]
 
     def is_plain(self) -> bool:
@@ -224,8 +223,7 @@ def _answer(new: NewTask, answer: Sequence[Any], raws: Sequence[bytes], durabili
         case "conflict":
             return _compared(first, durability, same=False)
         case "rejected":
-            error = RateLimited("over its limit when it was submitted", hint="submit it later, or let it wait with on_limit=delay")
-            return Submitted(Status.REJECTED, first, durability, False, error)
+            return Submitted(Status.REJECTED, first, durability, False, over_limit(0, None))
         case "elsewhere":
             raise StoreError(f"the id {first} was given to a task of another queue just now", code="store_busy", hint="ask again")
     return Submitted(Status.REFUSED, new.id, durability, False, refusal(code, message))

@@ -13,14 +13,27 @@ from types import MappingProxyType
 import msgspec
 
 from taskmill.engine import Claim, Claimed, Room
-from taskmill.engines.rows import CHECKPOINTS, DEFAULT_RETRY, EDGES, FAR, ON_FAILURE, SIGNALS, STATES, UNWIND, decode_names, decode_retry, handlers_meta
+from taskmill.engines.rows import (
+    CHECKPOINTS,
+    DEFAULT_RETRY,
+    EDGES,
+    FAR,
+    ON_FAILURE,
+    SIGNALS,
+    STATES,
+    SUSPECT,
+    UNWIND,
+    decode_names,
+    decode_retry,
+    handlers_meta,
+)
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.pick import FLAGS, LANE, SEQ, Batch, Found, Picker
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import fall_slice
 from taskmill.errors import Conflict
-from taskmill.task import EdgeResult, Signal
+from taskmill.task import EdgeResult, Signal, unscoped_limit
 
 __all__ = ["RESULTS", "answer", "claim"]
 
@@ -140,7 +153,7 @@ def _claimed(worker: str, row: Found, token: int, claimed_at: int, raised: int, 
         timeout,
         expires_at,
         tenant,
-        limits,
+        tuple(map(unscoped_limit, limits)),
         bool(flags & UNWIND),
         must_end,
         phase,
@@ -150,4 +163,5 @@ def _claimed(worker: str, row: Found, token: int, claimed_at: int, raised: int, 
         extras.results,
         ready_at,
         meta.key,
+        bool(flags & SUSPECT),
     )

@@ -18,6 +18,7 @@ from taskmill.engines.rows import (
     SCHEDULED,
     SEALED,
     STATES,
+    SUSPECT,
     UNWIND,
     WAITING,
     Meta,
@@ -26,6 +27,7 @@ from taskmill.engines.rows import (
     decode_names,
     decode_progress,
     decode_retry,
+    shown_lane,
     state_name,
 )
 from taskmill.engines.sqlite.sql import Database, load
@@ -52,6 +54,7 @@ def _task(row: Sequence[Any], now: int) -> Task:
     created_at, updated_at, expires_at, finished_at, token, worker, claimed_at, started_at, must_end, phase, progress = row[14:25]
     payload, retry, timeout, max_crashes, run_at, text, result, error = row[25:33]
     meta: Meta = decode_meta(text)
+    share, limits, order = shown_lane(meta)
     return Task(
         id=task,
         type=type_name,
@@ -64,13 +67,14 @@ def _task(row: Sequence[Any], now: int) -> Task:
         executions=executions,
         failures=failures,
         crashes=crashes,
+        suspect=bool(flags & SUSPECT),
         unwind=bool(flags & UNWIND),
         must_end=must_end,
         phase=phase,
         cancel_requested=bool(flags & CANCEL),
-        limits=meta.limits,
-        fair_key=meta.share,
-        order_key=meta.order,
+        limits=limits,
+        fair_key=share,
+        order_key=order,
         retry=decode_retry(retry),
         timeout=timeout,
         max_crashes=max_crashes,

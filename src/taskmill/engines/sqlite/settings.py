@@ -22,6 +22,7 @@ from taskmill.engines.rows import (
     encode_retry,
     json_text,
     restored_flags,
+    restored_lane,
     restored_meta,
 )
 from taskmill.engines.settings import Settings, check_item
@@ -261,7 +262,8 @@ def _restore(step: Step, record: Record) -> bool:
     state = NUMBERS[task.state]
     if state == RUNNING or (state == WAITING and not (task.open_edges or task.sealed)):
         state = 0  # a lease of another store is none here; and what it waited for, its handler looks at again
-    lane = step.lane_id(step.queue(task.queue), task.fair_key, task.limits, task.order_key or "")
+    share, limits, order_key = restored_lane(task)
+    lane = step.lane_id(step.queue(task.queue), share, limits, order_key or "")
     ready_at = FAR if state == WAITING else task.run_at
     ended = state >= COMPLETED
     step.db.execute(

@@ -15,6 +15,8 @@ from msgspec.structs import replace
 
 from taskmill import codec
 from taskmill.engine import Durability, Status, Submitted
+from taskmill.engines.circles import circles
+from taskmill.engines.refusals import cycle, over_limit
 from taskmill.engines.rows import (
     CANCELLED,
     COMPLETED,
@@ -41,9 +43,9 @@ from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.sql import insert, load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, Row
-from taskmill.errors import Conflict, InvalidInput, NotFound, RateLimited, TaskmillError
+from taskmill.errors import Conflict, InvalidInput, NotFound, TaskmillError
 from taskmill.events import Kind
-from taskmill.task import Edge, ErrorInfo, NewTask, OnFailure, OnLimit, Resolved, check_limit, resolve
+from taskmill.task import Edge, ErrorInfo, NewTask, OnFailure, OnLimit, Resolved, definition_of, resolve
 
 __all__ = ["submit", "unknown_edge"]
 
@@ -143,7 +145,7 @@ class _Batch:
 
     def _check_limits(self, resolved: Resolved) -> None:
         for name in resolved.limits:
-            definition = check_limit(name)[0]
+            definition = definition_of(name)
             if definition not in self.step.settings.limits:
                 raise InvalidInput(
                     f"there is no limit {definition!r}", code="unknown_limit", field="limits", hint="put it first, or start a worker whose app declares it"
@@ -290,13 +292,11 @@ class _Batch:
             parent = draft.resolved.new.parent
             if parent is not None and parent.task in waits:
                 waits[parent.task].add(draft.resolved.new.id)
-        free = {task: targets & waits.keys() for task, targets in waits.items()}
-        while done := {task for task, targets in free.items() if not targets}:
-            free = {task: targets - done for task, targets in free.items() if task not in done}
-        for draft in [draft for draft in self.drafts if draft.resolved.new.id in free]:
-            error = InvalidInput("these tasks wait for each other", code="cycle", field="edges", hint="a task cannot wait for one that waits for it")
-            self._refuse(draft.resolved.new, draft.place, error)
-            self.drafts.remove(draft)
+        stuck = circles(waits)
+        for draft in self.drafts:
+            if draft.resolved.new.id in stuck:
+                self._refuse(draft.resolved.new, draft.place, cycle())
+        self.drafts = [draft for draft in self.drafts if draft.resolved.new.id not in stuck]
 
     # Into the store
 
@@ -383,7 +383,7 @@ class _Batch:
         """What few tasks have beside their two rows."""
         new, db = draft.resolved.new, self.step.db
         if draft.error is not None:
-            self._answer(draft.place, Status.REJECTED, new.id, RateLimited(draft.error.message, hint="submit it later, or let it wait with on_limit=delay"))
+            self._answer(draft.place, Status.REJECTED, new.id, over_limit(self.step.now, None))
             db.execute(queries.add_ending, (draft.seq, encode_error(draft.error)))
             ended = {"id": new.id, "type": new.type, "queue": draft.resolved.queue, "state": "dead", "version": 1}
             self.step.owe("ended", new.id, ended)

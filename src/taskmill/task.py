@@ -375,9 +375,9 @@ def resolve(new: NewTask, settings: TypeSettings | None) -> Resolved:
         new.retry or settings.retry or _RETRY,
         settings.timeout if new.timeout is None else new.timeout,
         settings.max_crashes if new.max_crashes is None else new.max_crashes,
-        _limits_of(new, settings),
+        _limits_of(new, settings) if new.limits or settings.limits else (),
         settings.on_limit if new.on_limit is None else new.on_limit,
-        _share_of(new, settings),
+        "" if settings.fair is None and not new.fair_key else _share_of(new, settings),
         order_key and scoped(new.tenant, order_key),
         new.unique or (_unique_of(settings.unique, new) if settings.unique else None),
         DEFAULT_DEDUPE_WINDOW if new.idempotency_window is None else new.idempotency_window,
@@ -554,8 +554,6 @@ def definition_of(limit: str) -> str:
 
 def _limits_of(new: NewTask, settings: TypeSettings) -> tuple[str, ...]:
     limits = settings.limits if new.limits is None else (*settings.limits, *new.limits) if new.more_limits else new.limits
-    if not limits:
-        return ()
     if len(limits) > MOST_LIMITS:
         _check_limits(limits)
     return tuple(sorted({_limit_of(limit, new) for limit in limits}))

@@ -101,7 +101,7 @@ def _claimed(id: str, h: Header, body: Body, limits: Sequence[str]) -> Claimed:
         body.timeout,
         None if h.expires_at is False else int(h.expires_at),
         h.tenant,
-        tuple(map(unscoped_limit, limits)),
+        tuple(map(unscoped_limit, limits)) if limits else (),
         bool(h.flags & UNWIND),
         h.must_end if isinstance(h.must_end, str) else None,
         h.phase if isinstance(h.phase, str) else None,

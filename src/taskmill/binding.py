@@ -149,12 +149,12 @@ class Binding:
 
     # On the way out
 
-    def result(self, value: object) -> bytes:
+    def result(self, value: object, limit: int = codec.MOST_PAYLOAD) -> bytes:
         """The JSON to keep of what the handler returned."""
         if value is None:
             return b"null"
         try:
-            return codec.encode(value, field="result")
+            return codec.encode(value, field="result", limit=limit)
         except InvalidPayload as error:
             if inspect.iscoroutine(value):
                 value.close()

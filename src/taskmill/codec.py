@@ -2,7 +2,7 @@
 
 What is accepted is what every engine gives back unchanged: null, booleans, strings without U+0000 and lone surrogates, finite
 doubles, integers of 64 bits (signed or unsigned: -2^63 to 2^64-1; larger ones belong into strings), arrays, and objects whose keys are
-strings and occur once; at most 64 levels deep, at most `PAYLOAD_LIMIT` bytes as stored: compact UTF-8, keys in the caller's order.
+strings and occur once; at most 64 levels deep, at most `MOST_PAYLOAD` bytes as stored: compact UTF-8, keys in the caller's order.
 
     text from outside ──parse──▶ value ──encode──▶ bytes in the store ──decode──▶ value
                                                         └──payload_hash──▶ equal for equal JSON
@@ -36,6 +36,7 @@ __all__ = [
     "INTEGER_MAX",
     "INTEGER_MIN",
     "MAX_DEPTH",
+    "MOST_PAYLOAD",
     "PAYLOAD_LIMIT",
     "canonical",
     "check_depth",
@@ -51,6 +52,8 @@ __all__ = [
 ]
 
 PAYLOAD_LIMIT = 256 * 1024
+MOST_PAYLOAD = 1024 * 1024
+"""What the setting payload_limit can be at most. Here it is the bound of what a program writes; its store refuses by the setting."""
 MAX_DEPTH = 64
 INTEGER_MIN = -(2**63)
 INTEGER_MAX = 2**64 - 1
@@ -73,7 +76,7 @@ _sorted = msgspec.json.Encoder(order="sorted").encode
 _bounded = msgspec.msgpack.Encoder().encode
 
 
-def parse(data: bytes | str, *, field: str = "payload", limit: int = PAYLOAD_LIMIT) -> object:
+def parse(data: bytes | str, *, field: str = "payload", limit: int = MOST_PAYLOAD) -> object:
     """A value from text that a stranger wrote, or `InvalidPayload` saying what is wrong and where."""
     raw, text = _both(data, field)
     if not text.strip(" \t\r\n"):
@@ -92,13 +95,13 @@ def parse(data: bytes | str, *, field: str = "payload", limit: int = PAYLOAD_LIM
     return value
 
 
-def read(data: bytes, *, field: str = "payload", limit: int = PAYLOAD_LIMIT) -> object:
+def read(data: bytes, *, field: str = "payload", limit: int = MOST_PAYLOAD) -> object:
     """The same as `parse`, at a tenth of its cost for text that is written as `encode` would write it: then nothing in it can be wrong."""
     value = _as_written(data, limit)
     return parse(data, field=field, limit=limit) if value is _OTHERWISE else value
 
 
-def stored(data: bytes, *, field: str = "payload", limit: int = PAYLOAD_LIMIT, whole: bool = True) -> bytes:
+def stored(data: bytes, *, field: str = "payload", limit: int = MOST_PAYLOAD, whole: bool = True) -> bytes:
     """The bytes to store for text that a stranger wrote: its own, where it is written as `encode` would write it. `whole=False`: of a text so written the
     depth is left to `check_depth`, part by part, which a text of many parts pays less for."""
     if _as_written(data, limit, whole=whole) is not _OTHERWISE:
@@ -129,7 +132,7 @@ def _as_written(data: bytes, limit: int, *, whole: bool = True) -> object:
     return _OTHERWISE
 
 
-def encode(value: object, *, field: str = "payload", limit: int = PAYLOAD_LIMIT) -> bytes:
+def encode(value: object, *, field: str = "payload", limit: int = MOST_PAYLOAD) -> bytes:
     """The bytes to store for a value of this program, or `InvalidPayload` naming the item that cannot be stored."""
     try:
         data = _encode(value)
@@ -147,12 +150,12 @@ def encode(value: object, *, field: str = "payload", limit: int = PAYLOAD_LIMIT)
     return data
 
 
-def write(value: object, *, field: str = "payload", limit: int = PAYLOAD_LIMIT) -> bytes:
+def write(value: object, *, field: str = "payload", limit: int = MOST_PAYLOAD) -> bytes:
     """The bytes to store for a value that `read` gave, or a part of it: nothing but its size can be wrong."""
     return sized(_encode(value), field=field, limit=limit)
 
 
-def sized(data: bytes, *, field: str = "payload", limit: int = PAYLOAD_LIMIT) -> bytes:
+def sized(data: bytes, *, field: str = "payload", limit: int = MOST_PAYLOAD) -> bytes:
     """A part of a `stored` text, if it is not too large."""
     if len(data) > limit:
         _too_large(len(data), limit, field)

@@ -25,8 +25,21 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from taskmill.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND, duration, format_duration
-from taskmill.codec import PAYLOAD_LIMIT
+from taskmill.codec import MOST_PAYLOAD, PAYLOAD_LIMIT
 from taskmill.errors import InvalidInput, InvalidSettings
+from taskmill.retry import MAX_RETRIES
+from taskmill.task import (
+    DEFAULT_DEDUPE_WINDOW,
+    DEFAULT_MAX_CRASHES,
+    DEFAULT_TIMEOUT,
+    LONGEST_DEDUPE_WINDOW,
+    LONGEST_REMOTE_LEASE,
+    LONGEST_TIMEOUT,
+    MOST_CRASHES,
+    SHORTEST_DEDUPE_WINDOW,
+    SHORTEST_REMOTE_LEASE,
+    SHORTEST_TIMEOUT,
+)
 
 __all__ = [
     "FILE_NAME",
@@ -132,7 +145,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
         int, Setting("duration", "How long a worker may be silent before its tasks run elsewhere; at least two beats", minimum=20 * MILLISECOND, maximum=DAY)
     ] = 4 * SECOND
     remote_lease: Annotated[
-        int, Setting("duration", "The lease of workers that pull over the network; at least `lease`", minimum=20 * MILLISECOND, maximum=DAY)
+        int,
+        Setting(
+            "duration",
+            "The lease of workers that pull over the network and ask for none; at least `lease`",
+            minimum=SHORTEST_REMOTE_LEASE,
+            maximum=LONGEST_REMOTE_LEASE,
+        ),
     ] = 30 * SECOND
     term: Annotated[
         int, Setting("duration", "How long a leader may be silent before another one leads; at least two beats", minimum=20 * MILLISECOND, maximum=DAY)
@@ -153,18 +172,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
     max_tasks: Annotated[int, Setting("integer", "Tasks after which a worker process is replaced by a new one; 0: never", maximum=2**31 - 1)] = 0
     max_memory: Annotated[int, Setting("bytes", "Resident bytes at which a worker process is replaced by a new one; 0: never", maximum=2**50)] = 0
 
-    max_retries: Annotated[int, Setting("integer", "Failures after which a task is tried again, unless its type says otherwise", maximum=10_000)] = 3
-    max_crashes: Annotated[int, Setting("integer", "Lost leases after which a task is tried again; the next one makes it dead as poison", maximum=10_000)] = 3
-    timeout: Annotated[int, Setting("duration", "How long one attempt may take, unless its type says otherwise", minimum=MILLISECOND, maximum=365 * DAY)] = HOUR
-    payload_limit: Annotated[int, Setting("bytes", "The largest payload or result, as stored", minimum=1024, maximum=1024 * 1024)] = PAYLOAD_LIMIT
+    max_retries: Annotated[int, Setting("integer", "Failures after which a task is tried again, unless its type says otherwise", maximum=MAX_RETRIES)] = 3
+    max_crashes: Annotated[
+        int, Setting("integer", "Lost leases after which a task is tried again; the next one makes it dead as poison", maximum=MOST_CRASHES)
+    ] = DEFAULT_MAX_CRASHES
+    timeout: Annotated[
+        int, Setting("duration", "How long one attempt may take, unless its type says otherwise", minimum=SHORTEST_TIMEOUT, maximum=LONGEST_TIMEOUT)
+    ] = DEFAULT_TIMEOUT
+    payload_limit: Annotated[int, Setting("bytes", "The largest payload, result or checkpoint, as stored", minimum=1024, maximum=MOST_PAYLOAD)] = PAYLOAD_LIMIT
 
     history_retention: Annotated[
         int, Setting("duration", "How long completed and cancelled tasks are kept, with their results and attempts", minimum=MINUTE, maximum=3650 * DAY)
     ] = 14 * DAY
     dead_retention: Annotated[int, Setting("duration", "How long dead letters are kept", minimum=MINUTE, maximum=3650 * DAY)] = 14 * DAY
     dedupe_window: Annotated[
-        int, Setting("duration", "How long an idempotency key gives one task, and at least until that task has ended", minimum=SECOND, maximum=365 * DAY)
-    ] = 72 * HOUR
+        int,
+        Setting(
+            "duration",
+            "How long an idempotency key gives one task, and at least until that task has ended",
+            minimum=SHORTEST_DEDUPE_WINDOW,
+            maximum=LONGEST_DEDUPE_WINDOW,
+        ),
+    ] = DEFAULT_DEDUPE_WINDOW
     inbox_retention: Annotated[
         int, Setting("duration", "How long a message of the inbox is known: at least for as long as it can come again", minimum=MINUTE, maximum=3650 * DAY)
     ] = 14 * DAY

@@ -304,7 +304,7 @@ class Context:
 
     async def checkpoint(self, name: str, value: object = None) -> None:
         """Save what this step has come to; the next attempt finds it in `checkpoints`."""
-        data = codec.encode(value, field=check_name(name, "checkpoint"))
+        data = codec.encode(value, field=check_name(name, "checkpoint"), limit=self.app.settings.payload_limit)
         if self.app.in_transaction():
             hint = "save it before or after the transaction; what is done in it is done once, with the end of the task"
             raise Conflict("a checkpoint would wait for the transaction it stands in", code="inside_transaction", field="checkpoint", hint=hint)
@@ -384,7 +384,8 @@ class Context:
 
     def _encoded(self, value: object) -> bytes:
         declared = self.app.types.get(self.claimed.type)
-        return codec.encode(value, field="result") if declared is None else declared.binding.result(value)
+        limit = self.app.settings.payload_limit
+        return codec.encode(value, field="result", limit=limit) if declared is None else declared.binding.result(value, limit)
 
     async def _end_in(self, tx: Transaction, outcome: Outcome) -> None:
         await self.app.engine.finish([outcome], tx=tx)

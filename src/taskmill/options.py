@@ -18,7 +18,7 @@ from taskmill.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND, DurationLike,
 from taskmill.engine import Durability, Transaction
 from taskmill.errors import InvalidInput
 from taskmill.retry import Retry
-from taskmill.task import Edge, OnFailure, OnLimit, Priority, TypeSettings, Unique, check_id, check_limit, check_name, check_range
+from taskmill.task import MOST_CRASHES, Edge, OnFailure, OnLimit, Priority, TypeSettings, Unique, check_id, check_limit, check_name, check_range
 
 if TYPE_CHECKING:
     from taskmill.handle import Handle
@@ -250,7 +250,7 @@ def _instant(value: Any, field: str) -> int:
 
 
 def _crashes(value: object, field: str) -> int:
-    return check_range(value, field, 0, 1_000)
+    return check_range(value, field, 0, MOST_CRASHES)
 
 
 def _on_limit(value: object, field: str) -> OnLimit:

@@ -22,6 +22,7 @@ from random import Random
 from types import MappingProxyType
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from taskmill import codec
 from taskmill.clock import HOUR, SECOND
@@ -73,6 +74,12 @@ MOST_SIGNALS = 10_000
 MOST_SIGNAL_BYTES = 4_000_000
 """Checkpoints and signals that one task can have: a claim brings them all."""
 KEY_LENGTH = 256
+MOST_CRASHES = 1_000
+SHORTEST_TIMEOUT = 1_000
+SHORTEST_DEDUPE_WINDOW = SECOND
+SHORTEST_REMOTE_LEASE = 2 * SECOND
+LONGEST_REMOTE_LEASE = 24 * HOUR
+LONGEST_DEDUPE_WINDOW = 366 * 24 * HOUR
 SHARE_LENGTH = 128
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -353,7 +360,19 @@ def _shown(value: object) -> str:
     return "such a number" if isinstance(value, int) and value.bit_length() > 200 else f"{value!r:.80}"
 
 
-def resolve(new: NewTask, settings: TypeSettings | None) -> Resolved:
+class Rules(Struct, frozen=True):
+    """What the settings of a program say of every task that it submits."""
+
+    payload_limit: int = codec.PAYLOAD_LIMIT
+    dedupe_window: int = DEFAULT_DEDUPE_WINDOW
+
+
+RULES = Rules()
+STORED = Rules(payload_limit=codec.MOST_PAYLOAD)
+"""For a task that is stored already: the program that submitted it may have had a larger limit."""
+
+
+def resolve(new: NewTask, settings: TypeSettings | None, rules: Rules = RULES) -> Resolved:
     """Check a new task and fill in what it leaves out. `settings` is its stored type, None for one the store does not know."""
     if settings is None:
         if new.queue is None:
@@ -364,7 +383,9 @@ def resolve(new: NewTask, settings: TypeSettings | None) -> Resolved:
                 hint="start a worker that has it, or name the queue yourself",
             )
         settings = _DEFAULTS
-    _check(new)
+    _check(new, rules.payload_limit)
+    if rules.dedupe_window != DEFAULT_DEDUPE_WINDOW and new.idempotency_window is None:
+        new = replace(new, idempotency_window=rules.dedupe_window)
     order_key = new.order_key
     if order_key is None and settings.ordered is not None:
         order_key = _from_payload(settings.ordered, new, "ordered")
@@ -388,16 +409,10 @@ _RETRY = Retry()
 _DEFAULTS = TypeSettings()
 
 
-def _check(new: NewTask) -> None:
+def _check(new: NewTask, payload_limit: int) -> None:
     """Refuse what no engine may store. The order is that of the record, so the first wrong field is the one named."""
     check_name(new.type, "type")
-    if len(new.payload) > codec.PAYLOAD_LIMIT:
-        raise InvalidInput(
-            f"{len(new.payload)} bytes are too many",
-            code="payload_too_large",
-            field="payload",
-            hint=f"at most {codec.PAYLOAD_LIMIT}; store it elsewhere and submit a pointer",
-        )
+    codec.sized(new.payload, limit=payload_limit)
     check_id(new.id)
     if new.queue is not None:
         check_name(new.queue, "queue")
@@ -405,9 +420,9 @@ def _check(new: NewTask) -> None:
         check_range(new.priority, "priority", 0, 3)
     _check_times(new)
     if new.timeout is not None:
-        check_range(new.timeout, "timeout", 1_000, LONGEST_TIMEOUT)
+        check_range(new.timeout, "timeout", SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
     if new.max_crashes is not None:
-        check_range(new.max_crashes, "max_crashes", 0, 1_000)
+        check_range(new.max_crashes, "max_crashes", 0, MOST_CRASHES)
     _check_keys(new)
     if new.edges or new.parent is not None:
         _check_edges(new)
@@ -431,7 +446,7 @@ def _check_times(new: NewTask) -> None:
     if new.expires_at is not None:
         check_range(new.expires_at, "expires_at", 0, 253_402_300_799_999_999)
     if new.idempotency_window is not None:
-        check_range(new.idempotency_window, "idempotency_window", SECOND, 366 * 24 * HOUR)
+        check_range(new.idempotency_window, "idempotency_window", SHORTEST_DEDUPE_WINDOW, LONGEST_DEDUPE_WINDOW)
 
 
 def _check_keys(new: NewTask) -> None:
@@ -615,8 +630,8 @@ def check_settings(settings: TypeSettings, type_name: str) -> TypeSettings:
     check_name(type_name, "type")
     check_name(settings.queue, "queue")
     check_range(settings.priority, "priority", 0, 3)
-    check_range(settings.timeout, "timeout", 1_000, LONGEST_TIMEOUT)
-    check_range(settings.max_crashes, "max_crashes", 0, 1_000)
+    check_range(settings.timeout, "timeout", SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
+    check_range(settings.max_crashes, "max_crashes", 0, MOST_CRASHES)
     _check_limits(settings.limits)
     if settings.unique is not None:
         _check_unique(settings.unique)

@@ -271,7 +271,7 @@ def test_an_argument_that_cannot_be_encoded_is_named(value: object, field: str, 
 
 
 def test_too_large_a_payload() -> None:
-    assert misfit(takes_text, "x" * 300_000).code == "payload_too_large"
+    assert misfit(takes_text, "x" * 1_048_576).code == "payload_too_large"
 
 
 # Refused in the worker: what foreign clients send

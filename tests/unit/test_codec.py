@@ -166,8 +166,8 @@ def test_canonical_text() -> None:
         (b'"\\ud800"', "lone_surrogate"),
         (b'"\\udc00\\ud800"', "lone_surrogate"),
         ('"\udcff"', "lone_surrogate"),
-        (b'"' + b"a" * codec.PAYLOAD_LIMIT + b'"', "payload_too_large"),
-        (b" " * codec.PAYLOAD_LIMIT * 9 + b"1", "payload_too_large"),
+        (b'"' + b"a" * codec.MOST_PAYLOAD + b'"', "payload_too_large"),
+        (b" " * codec.MOST_PAYLOAD * 9 + b"1", "payload_too_large"),
     ],
     ids=lambda value: repr(value)[:24],
 )
@@ -208,8 +208,8 @@ def test_odd_text_that_is_fine(text: bytes) -> None:
 
 
 def test_the_limit_is_exact_and_counts_what_is_stored() -> None:
-    full = "a" * (codec.PAYLOAD_LIMIT - 2)
-    assert len(codec.encode(full)) == codec.PAYLOAD_LIMIT
+    full = "a" * (codec.MOST_PAYLOAD - 2)
+    assert len(codec.encode(full)) == codec.MOST_PAYLOAD
     assert codec.parse("  " * 1000 + json.dumps(full)) == full
     assert refusal(lambda: codec.encode(full + "a")).code == "payload_too_large"
     assert refusal(lambda: codec.encode((full,))).code == "payload_too_large"

@@ -10,7 +10,7 @@ from taskmill.errors import TaskmillError
 
 __all__ = ["read_payload"]
 
-_MOST = codec.PAYLOAD_LIMIT * 8 + 1  # more than any text that fits; a file without an end is read no further
+_MOST = codec.MOST_PAYLOAD * 8 + 1  # more than any text that fits; a file without an end is read no further
 
 
 def read_payload(given: str | None, field: str) -> bytes:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from taskmill.clock import SECOND, Clock, duration
+from taskmill.codec import PAYLOAD_LIMIT
 from taskmill.config import MEMORY, Secret, Settings, engine_kind, sqlite_path, url_parameters
 from taskmill.engine import Durability, Engine, Entry
 from taskmill.errors import InvalidSettings
+from taskmill.task import DEFAULT_DEDUPE_WINDOW, Rules
 
 if TYPE_CHECKING:
     from taskmill.engines.archive.delivery import Hot
@@ -46,31 +48,35 @@ def create(
     busy_timeout: int = 30 * SECOND,
     lease: int = 4 * SECOND,
     term: int = 4 * SECOND,
+    payload_limit: int = PAYLOAD_LIMIT,
+    dedupe_window: int = DEFAULT_DEDUPE_WINDOW,
 ) -> Engine:
     """The engine of a URL, not yet opened. `base` is where a relative path starts; what the URL itself says goes before the arguments.
     Without a word on durability a file and PostgreSQL wait for the disk, and Redis for its memory."""
+    rules = Rules(payload_limit, dedupe_window)
     if engine_kind(url) == "postgres":
         target = _postgres(url, durability, busy_timeout)
         from taskmill.engines.postgres.engine import PostgresEngine
 
-        return PostgresEngine(target, clock=clock, lease=lease, term=term)
+        return PostgresEngine(target, clock=clock, lease=lease, term=term, rules=rules)
     if engine_kind(url) == "redis":
         place = _redis(url, durability, busy_timeout)
         from taskmill.engines.redis.engine import engine_of
 
-        engine = engine_of(place, clock=clock, lease=lease, term=term)
+        engine = engine_of(place, clock=clock, lease=lease, term=term, rules=rules)
         return engine if place.archive is None else _with_archive(engine, place.archive, place.busy_timeout)
     path, durability, busy_timeout = _sqlite(url, base, durability, busy_timeout)
     from taskmill.engines.sqlite.engine import SQLiteEngine
 
-    return SQLiteEngine(None if path == MEMORY else path, clock=clock, durability=durability, busy_timeout=busy_timeout, lease=lease, term=term)
+    where = None if path == MEMORY else path
+    return SQLiteEngine(where, clock=clock, durability=durability, busy_timeout=busy_timeout, lease=lease, term=term, rules=rules)
 
 
 def of_settings(settings: Settings, base: Path, *, clock: Clock | None = None) -> Engine:
     """The engine that the settings name, not yet opened."""
     return create(
         settings.url.reveal(), clock=clock, base=base, durability=Durability(settings.durability), busy_timeout=settings.busy_timeout,
-        lease=settings.lease, term=settings.term,
+        lease=settings.lease, term=settings.term, payload_limit=settings.payload_limit, dedupe_window=settings.dedupe_window,
     )  # fmt: skip
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Self
 
 import msgspec
 
 from taskmill.errors import InvalidInput
-from taskmill.task import TypeSettings, check_key, check_name, check_range, check_settings, definition_of
+from taskmill.task import RULES, NewTask, Resolved, Rules, TypeSettings, check_key, check_name, check_range, check_settings, definition_of, resolve
 
 __all__ = ["LimitDefinition", "QueueSettings", "Settings", "check_item"]
 
@@ -33,7 +34,8 @@ class QueueSettings(msgspec.Struct, frozen=True):
 class Settings:
     """The settings in force, as the hot path needs them."""
 
-    def __init__(self, rows: Iterable[tuple[str, str, bytes]]) -> None:
+    def __init__(self, rows: Iterable[tuple[str, str, bytes]], rules: Rules = RULES) -> None:
+        self.rules = rules
         self.types: dict[str, TypeSettings] = {}
         self.limits: dict[str, LimitDefinition] = {}
         self.queues: dict[str, QueueSettings] = {}
@@ -42,6 +44,14 @@ class Settings:
         self.outbox: set[str] = set()
         for kind, name, value in rows:
             self._read(kind, name, value)
+
+    def again(self, rows: Iterable[tuple[str, str, bytes]]) -> Self:
+        """The settings that the store has by now, under the same rules."""
+        return type(self)(rows, self.rules)
+
+    def resolve(self, new: NewTask) -> Resolved:
+        """A new task with every setting known."""
+        return resolve(new, self.types.get(new.type), self.rules)
 
     def _read(self, kind: str, name: str, value: bytes) -> None:
         match kind:

@@ -3,9 +3,9 @@
     join ──▶ worker id ──▶ claim (long poll) ──▶ run ──▶ finish
                              └── beat, every third of a lease: which leases are held; answers what is cancelled, lost, and told
 
-A remote worker has no supervisor beside it, so it beats itself, and its lease is longer: 30 s unless it asks otherwise. Its id is given by `join` and carries
-the id of the key that joined, so nobody else's key can claim, beat or finish for it. When to try again is the store's policy: a worker says that an attempt
-failed, and `retry` of the task decides what that means, unless it names a time itself.
+A remote worker has no supervisor beside it, so it beats itself, and its lease is longer: the setting `remote_lease`, unless it asks otherwise. Its id is given
+by `join` and carries the id of the key that joined, so no other key can claim, beat or finish for it. When to try again is the store's policy: a worker says
+that an attempt failed, and `retry` of the task decides what that means, unless it names a time itself.
 
 A claim that finds nothing waits here for a hint of the store, one listener for all who wait, and asks again at least every second. It ends early when its
 caller goes away, when the key is revoked, and when the server stops. What a claim took for somebody who is gone is answered again under the same number.
@@ -30,18 +30,17 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from taskmill.clock import SECOND
+from taskmill.config import Settings
 from taskmill.engine import Beat, Checkpoint, Claim, Ending, Engine, Finished, Joining, Outcome, Refusal, Room
 from taskmill.errors import Conflict, InvalidInput, NotFound, StoreError
 from taskmill.operations.types import settings_of
 from taskmill.server.access import Caller, Keys, Scope, Unauthenticated
 from taskmill.server.deadlines import Deadlines
 from taskmill.server.outcomes import judged, storable_entry, storable_outcome, timed_out
-from taskmill.task import Task, TypeSettings, check_key, check_name, check_range
+from taskmill.task import LONGEST_REMOTE_LEASE, SHORTEST_REMOTE_LEASE, Task, TypeSettings, check_key, check_name, check_range
 
 __all__ = ["Crew"]
 
-LEASE = 30 * SECOND
-SHORTEST, LONGEST = 2 * SECOND, 3_600 * SECOND
 POLL = 1.0
 MOST_SLOTS = 1_000
 MOST_LOOKS = 5
@@ -65,8 +64,9 @@ class _Joined(NamedTuple):
 class Crew:
     """The remote workers of one server process."""
 
-    def __init__(self, engine: Engine, keys: Keys | None = None, lost: Callable[[int], None] = lambda leases: None) -> None:
+    def __init__(self, engine: Engine, keys: Keys | None = None, lost: Callable[[int], None] = lambda leases: None, settings: Settings | None = None) -> None:
         """`lost` hears how many leases workers are told to have lost."""
+        self._settings = settings or Settings()
         self._engine = engine
         self._keys = keys
         self._lost = lost
@@ -80,6 +80,11 @@ class Crew:
         """Claims that wait now."""
         self._listening: asyncio.Task[None] | None = None
         self._drained = False
+
+    @property
+    def payload_limit(self) -> int:
+        """The largest result or checkpoint that a worker can store."""
+        return self._settings.payload_limit
 
     # Joining
 
@@ -97,7 +102,7 @@ class Crew:
         those that the store has; `limits` are those that its settings name and that it declares with them."""
         caller.need(Scope.WORKER, whole=True)
         _check_joining(queues, types, info or {})
-        granted = LEASE if lease is None else check_range(lease, "lease", SHORTEST, LONGEST)
+        granted = self._settings.remote_lease if lease is None else check_range(lease, "lease", SHORTEST_REMOTE_LEASE, LONGEST_REMOTE_LEASE)
         worker = f"remote-{caller.key}-{secrets.token_hex(8)}"
         declared = await self._declared(types, TypeSettings(queue=queues[0]) if queues else _DEFAULTS)
         served = tuple(queues) or tuple(sorted({settings.queue for settings in declared.values()}))

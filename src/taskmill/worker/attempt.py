@@ -73,7 +73,7 @@ async def attempt_async(app: App, running: Running) -> Outcome:
         arguments, named = binding.arguments(claimed.payload)
         first = (Context(app, claimed, running),) if binding.wants_context else ()
         value = await declared.function(*first, *arguments, **named)
-        result = binding.result(value)
+        result = binding.result(value, app.settings.payload_limit)
         outcome = ended(running, Ending.COMPLETED, result=result) if running.ending is None else committed(running, running.ending, result)
     except BaseException as error:
         outcome = running.judge(error) if running.ending is None else committed(running, running.ending, error)
@@ -93,7 +93,7 @@ def attempt_sync(app: App, running: Running) -> Outcome:
         arguments, named = binding.arguments(claimed.payload)
         first = (Context(app, claimed, running),) if binding.wants_context else ()
         value = declared.function(*first, *arguments, **named)
-        result = binding.result(value)
+        result = binding.result(value, app.settings.payload_limit)
         outcome = ended(running, Ending.COMPLETED, result=result) if running.ending is None else committed(running, running.ending, result)
     except BaseException as error:
         outcome = running.judge(error) if running.ending is None else committed(running, running.ending, error)

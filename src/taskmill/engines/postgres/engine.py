@@ -60,7 +60,7 @@ from taskmill.engines.postgres.ticking import ServerClock
 from taskmill.engines.postgres.transaction import Foreign, Home, Inside, Tx
 from taskmill.engines.postgres.waiting import Events, Hints, Hub, Waiters, listen
 from taskmill.errors import Conflict, StaleLease, StoreError, WrongStore
-from taskmill.task import Attempt, EdgeResult, Gone, NewTask, State, Task, check_id, check_key, check_name, new_id, sequence_of
+from taskmill.task import RULES, Attempt, EdgeResult, Gone, NewTask, Rules, State, Task, check_id, check_key, check_name, new_id, sequence_of
 
 __all__ = ["PostgresEngine"]
 
@@ -76,13 +76,21 @@ class PostgresEngine:
 
     features = Features(name="postgres", user_transactions=True, inbox=True)
 
-    def __init__(self, target: targets.Target, *, clock: Clock | None = None, lease: int = 4 * SECOND, term: int = 4 * SECOND) -> None:
+    def __init__(
+        self,
+        target: targets.Target,
+        *,
+        clock: Clock | None = None,
+        lease: int = 4 * SECOND,
+        term: int = 4 * SECOND,
+        rules: Rules = RULES,
+    ) -> None:
         self.target = target
         self.durability = target.durability
         self._server_clock = ServerClock() if clock is None or isinstance(clock, SystemClock) else None
         self.clock: Clock = self._server_clock or clock or SystemClock()
         self._pool = Pool(target)
-        self._store = Store(self._pool, target.schema, clock=clock, durability=target.durability, lease=lease, term=term)
+        self._store = Store(self._pool, target.schema, clock=clock, durability=target.durability, lease=lease, term=term, rules=rules)
         self._outbox = Horizon(self._store, "outbox", "outbox_number_seq")
         self._bodies = Horizon(self._store, "body", "seq")
         self._together = submit.Together(self._store)

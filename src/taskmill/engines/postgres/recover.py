@@ -19,7 +19,7 @@ from taskmill.engines.postgres.store import Store
 from taskmill.engines.rows import decode_meta, encode_names, json_text
 from taskmill.engines.settings import check_item
 from taskmill.errors import StaleTerm, TaskmillError
-from taskmill.task import NewTask, Resolved, TypeSettings, check_key, check_name, check_settings, resolve
+from taskmill.task import STORED, NewTask, Resolved, TypeSettings, check_key, check_name, check_settings, resolve
 
 __all__ = ["check_term", "heartbeat", "join", "lead", "leave", "prune", "recover_lost", "resign", "workers"]
 
@@ -134,7 +134,7 @@ def _resolved(settings: TypeSettings | None, rows: list[Record]) -> list[tuple[s
         if not row["movable"] or meta.own:
             continue
         try:
-            resolved = resolve(NewTask(type=row["type"], payload=row["payload"].encode(), tenant=row["tenant"]), settings)
+            resolved = resolve(NewTask(type=row["type"], payload=row["payload"].encode(), tenant=row["tenant"]), settings, STORED)
         except TaskmillError:
             continue
         moving.append((row["id"], resolved, json_text(replace(meta, limits=resolved.limits, share=resolved.share))))

@@ -10,6 +10,7 @@ from taskmill.engines.postgres.connecting import Pool
 from taskmill.engines.postgres.errors import applied
 from taskmill.engines.postgres.sql import Queries, load
 from taskmill.engines.settings import Settings
+from taskmill.task import Rules
 
 __all__ = ["Store"]
 
@@ -17,7 +18,7 @@ __all__ = ["Store"]
 class Store:
     """One schema of one database."""
 
-    def __init__(self, pool: Pool, schema: str, *, clock: Clock | None, durability: Durability, lease: int, term: int) -> None:
+    def __init__(self, pool: Pool, schema: str, *, clock: Clock | None, durability: Durability, lease: int, term: int, rules: Rules) -> None:
         self.pool = pool
         self.schema = schema
         self._durability = durability
@@ -25,7 +26,7 @@ class Store:
         self.term = term
         self._clock = None if isinstance(clock, SystemClock) else clock
         self.generation = -1
-        self.settings = Settings(())
+        self.settings = Settings((), rules)
         self._files: dict[str, Queries] = {}
 
     @property
@@ -52,7 +53,7 @@ class Store:
         """The settings in force, read anew; on the user's connection when there is one."""
         rows = await (db or self.pool).fetch(self.load("store.sql").settings)
         self.generation = rows[0]["generation"]
-        self.settings = Settings((row["kind"], row["name"], row["value"]) for row in rows if row["kind"] is not None)
+        self.settings = self.settings.again((row["kind"], row["name"], row["value"]) for row in rows if row["kind"] is not None)
         return self.settings
 
     async def settle(self, *, wait: bool = True) -> bool:

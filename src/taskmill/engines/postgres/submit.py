@@ -28,7 +28,7 @@ from taskmill.engines.refusals import cycle, over_limit
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, UNIQUE_ENDED, UNIQUE_STARTED, encode_meta, encode_retry
 from taskmill.engines.settings import Settings
 from taskmill.errors import Conflict, InvalidInput, InvalidPayload, NotFound, StoreError, TaskmillError
-from taskmill.task import DEFAULT_DEDUPE_WINDOW, NewTask, OnLimit, Resolved, check_id, definition_of, resolve
+from taskmill.task import DEFAULT_DEDUPE_WINDOW, NewTask, OnLimit, Resolved, check_id, definition_of
 
 __all__ = ["Together", "as_document", "document", "make_names", "refusal", "submit"]
 
@@ -201,7 +201,7 @@ class _Batch:
 
     def add(self, place: int, new: NewTask) -> None:
         try:
-            resolved = resolve(new, self.settings.types.get(new.type))
+            resolved = self.settings.resolve(new)
             if resolved.limits:
                 self._check_limits(resolved)
             payload = _text(new.payload)
@@ -429,7 +429,7 @@ async def _reserve(store: Store, tasks: Sequence[NewTask], db: Any) -> list[Subm
         [new.tenant for new in tasks],
         [new.idempotency_key for new in tasks],
         [codec.payload_hash(new.payload) for new in tasks],
-        [new.idempotency_window for new in tasks],
+        [new.idempotency_window or store.settings.rules.dedupe_window for new in tasks],
         PATIENCE,
         store.now(),
     )

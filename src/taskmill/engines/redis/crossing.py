@@ -24,7 +24,7 @@ from taskmill.engines.redis.settings import restore
 from taskmill.engines.redis.store import Shards, Store
 from taskmill.engines.rows import ON_FAILURE_NUMBERS
 from taskmill.errors import StoreError
-from taskmill.task import DEFAULT_DEDUPE_WINDOW, Edge, NewTask, State, Task
+from taskmill.task import Edge, NewTask, State, Task
 
 __all__ = ["Crossing"]
 
@@ -99,7 +99,7 @@ class Crossing:
             if home == shard:
                 return None
             other = self._shards[home]
-            until = await inspect.now_of(other) + (new.idempotency_window or DEFAULT_DEDUPE_WINDOW)
+            until = await inspect.now_of(other) + (new.idempotency_window or self._shards.settings.rules.dedupe_window)
             if not await other.run("yield", [new.id, until]):
                 return await submit.known_elsewhere(other, new)
             await self._shards.ask(pointer, "EVAL", MOVE, 1, pointer, home, shard)

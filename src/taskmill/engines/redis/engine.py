@@ -46,7 +46,7 @@ from taskmill.engines.redis.store import Shards, Store
 from taskmill.engines.redis.target import Target as Place
 from taskmill.engines.redis.waiting import Events, Hints, Waiters, Wakes, listen
 from taskmill.errors import Conflict, StoreError
-from taskmill.task import Attempt, EdgeResult, Gone, NewTask, State, Task, check_id, check_key, check_name, new_id, sequence_of
+from taskmill.task import RULES, Attempt, EdgeResult, Gone, NewTask, Rules, State, Task, check_id, check_key, check_name, new_id, sequence_of
 
 if TYPE_CHECKING:
     from taskmill.engines.redis.cluster import ClusterEngine
@@ -56,9 +56,16 @@ __all__ = ["RedisEngine", "engine_of"]
 COUNTS_AGE = 5 * SECOND
 
 
-def engine_of(place: Place, *, clock: Clock | None = None, lease: int = 4 * SECOND, term: int = 4 * SECOND) -> RedisEngine | ClusterEngine:
+def engine_of(
+    place: Place,
+    *,
+    clock: Clock | None = None,
+    lease: int = 4 * SECOND,
+    term: int = 4 * SECOND,
+    rules: Rules = RULES,
+) -> RedisEngine | ClusterEngine:
     """The engine for what a URL says, not yet opened."""
-    shards = Shards(place, clock)
+    shards = Shards(place, clock, rules)
     if not place.cluster:
         return RedisEngine(shards[0], lease=lease, term=term)
     from taskmill.engines.redis.cluster import ClusterEngine

@@ -12,7 +12,7 @@ import zlib
 from taskmill.engines.redis.target import SHARDS
 from taskmill.engines.settings import Settings
 from taskmill.errors import TaskmillError
-from taskmill.task import UUID, NewTask, new_id, resolve
+from taskmill.task import UUID, NewTask, new_id
 
 __all__ = ["id_in", "queue_of", "shard_for", "shard_said", "shards_of"]
 
@@ -46,7 +46,7 @@ def shard_for(new: NewTask, settings: Settings) -> int:
     if len(shards) == 1:
         return shards[0]
     try:
-        resolved = resolve(new, settings.types.get(new.type))
+        resolved = settings.resolve(new)
     except TaskmillError:
         return shards[0]
     key = resolved.unique.key if resolved.unique else resolved.order_key or new.idempotency_key

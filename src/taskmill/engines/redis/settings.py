@@ -33,7 +33,7 @@ from taskmill.engines.rows import (
 )
 from taskmill.engines.settings import check_item
 from taskmill.errors import InvalidInput, NotFound, StaleTerm, StaleVersion, StoreError, TaskmillError
-from taskmill.task import NewTask, check_key, check_limit, check_name, check_range, check_settings, resolve
+from taskmill.task import STORED, NewTask, check_key, check_limit, check_name, check_range, check_settings, resolve
 
 __all__ = ["admin", "check_fire", "drop", "fire", "join", "last_fired", "move_types", "outbox", "prune", "put", "restore", "take"]
 
@@ -217,7 +217,7 @@ async def move_types(store: Store, n: int) -> bool:
         if settings is None or meta.own:
             continue
         try:
-            resolved = resolve(NewTask(type=name, payload=body.payload, tenant=tenant), settings)
+            resolved = resolve(NewTask(type=name, payload=body.payload, tenant=tenant), settings, STORED)
         except TaskmillError:  # its payload has no such key: it stays in the plain line, as it was accepted
             continue
         text = json_text(msgspec.structs.replace(meta, limits=resolved.limits, share=resolved.share))

@@ -35,6 +35,7 @@ from taskmill.engines.redis.scripts import script
 from taskmill.engines.redis.target import Target
 from taskmill.engines.settings import Settings
 from taskmill.errors import AnswerLost, InvalidSettings, StoreError
+from taskmill.task import RULES, Rules
 
 __all__ = ["Misplaced", "Shards", "Store", "translate"]
 
@@ -69,12 +70,12 @@ class Misplaced(Exception):
 class Shards:
     """All shards of a store. `clock` None: the servers' own."""
 
-    def __init__(self, target: Target, clock: Clock | None) -> None:
+    def __init__(self, target: Target, clock: Clock | None, rules: Rules = RULES) -> None:
         self.target = target
         self.nodes = Nodes(target)
         self.given = clock
         self.clock: Clock = clock or SystemClock()
-        self.settings = Settings(())
+        self.settings = Settings((), rules)
         self.generation = -1
         self.items: list[tuple[str, bytes, bytes]] = []
         """The settings as they are stored: kind, field, value."""
@@ -108,7 +109,7 @@ class Shards:
             found = await first.ask("HGETALL", first.key(f"items:{kind}"))
             items += [(kind, field, value) for field, value in found.items()]
             rows += sorted((kind, name, value) for name, value in in_force(found).items())
-        self.settings, self.items, self.generation, self.stale = Settings(rows), items, generation, False
+        self.settings, self.items, self.generation, self.stale = self.settings.again(rows), items, generation, False
 
     async def use(self, number: int) -> None:
         """Something is about to lie in this shard: everybody knows of it, and it knows what to obey."""

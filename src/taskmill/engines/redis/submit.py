@@ -18,7 +18,7 @@ from taskmill.engines.refusals import cycle, over_limit
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, UNIQUE_ENDED, UNIQUE_STARTED, encode_meta, encode_retry
 from taskmill.engines.settings import Settings
 from taskmill.errors import Conflict, InvalidInput, NotFound, StoreError, TaskmillError
-from taskmill.task import TERMINAL, NewTask, OnLimit, Resolved, Task, check_id, definition_of, resolve
+from taskmill.task import TERMINAL, NewTask, OnLimit, Resolved, Task, check_id, definition_of
 
 __all__ = ["Batch", "is_valid", "key_holder", "known_elsewhere", "refusal", "refused", "submit"]
 
@@ -96,7 +96,7 @@ class Batch:
 
     def _add(self, place: int, new: NewTask) -> None:
         try:
-            resolved = resolve(new, self.settings.types.get(new.type))
+            resolved = self.settings.resolve(new)
             for name in resolved.limits:
                 self._check_limit(name)
             payload = new.payload
@@ -239,7 +239,7 @@ def refusal(code: str, message: str) -> TaskmillError:
 def is_valid(new: NewTask, settings: Settings) -> bool:
     """Whether it gets as far as the store."""
     try:
-        resolve(new, settings.types.get(new.type))
+        settings.resolve(new)
     except TaskmillError:
         return False
     return True
@@ -294,7 +294,7 @@ def _same(new: NewTask, payload: bytes) -> bool:
 
 async def _reserve(store: Store, tasks: Sequence[NewTask], level: Durability) -> list[Submitted]:
     """Ids and keys are remembered, for a log that will bring the tasks."""
-    window = 72 * 3_600_000_000
+    window = store.settings.rules.dedupe_window
     sent = [
         [check_id(new.id), new.tenant, new.type, new.idempotency_key or False, codec.payload_hash(new.payload).hex(), new.idempotency_window or window]
         for new in tasks

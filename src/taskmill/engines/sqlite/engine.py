@@ -63,7 +63,7 @@ from taskmill.engines.sqlite.waiting import Events, Waiters, listen
 from taskmill.engines.sqlite.wake import Hints, Waker
 from taskmill.engines.sqlite.writer import Session, Writer
 from taskmill.errors import Conflict, StaleLease, StoreError
-from taskmill.task import Attempt, EdgeResult, Gone, NewTask, State, Task, check_id, check_key, check_name, new_id, sequence_of
+from taskmill.task import RULES, Attempt, EdgeResult, Gone, NewTask, Rules, State, Task, check_id, check_key, check_name, new_id, sequence_of
 
 __all__ = ["SQLiteEngine"]
 
@@ -89,8 +89,10 @@ class SQLiteEngine:
         busy_timeout: int = 30 * SECOND,
         lease: int = 4 * SECOND,
         term: int = 4 * SECOND,
+        rules: Rules = RULES,
         vfs: str | None = None,
     ) -> None:
+        self._rules = rules
         self.clock: Clock = clock or SystemClock()
         self.durability = durability
         self._private = path is None
@@ -133,7 +135,7 @@ class SQLiteEngine:
         try:
             if first:
                 migrate.migrate(connection, self.clock)
-            return Session(connection, WriteLock(self._run), self.clock, self._committed)
+            return Session(connection, WriteLock(self._run), self.clock, self._committed, self._rules)
         except BaseException as error:
             connection.close()
             if isinstance(error, (apsw.Error, PermissionError)):

@@ -17,7 +17,7 @@ from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, Row, fall_slice
 from taskmill.errors import StaleTerm, TaskmillError
 from taskmill.events import Kind
-from taskmill.task import DEFAULT_DEDUPE_WINDOW, ErrorInfo, NewTask, TypeSettings, resolve
+from taskmill.task import DEFAULT_DEDUPE_WINDOW, STORED, ErrorInfo, NewTask, TypeSettings, resolve
 
 __all__ = ["check_term", "give_back", "leave", "newest", "prune", "purge", "recover"]
 
@@ -111,7 +111,7 @@ def _move_types(step: Step, n: int) -> bool:
 def _move(step: Step, new: NewTask, settings: TypeSettings, row: tuple[int, int, str | None]) -> int:
     seq, lane, text = row
     try:
-        resolved = resolve(new, settings)
+        resolved = resolve(new, settings, STORED)
     except TaskmillError:  # its payload has no such key: it stays in the plain line, as it was accepted
         return lane
     target = step.lane_id(-lane, resolved.share, resolved.limits)

@@ -70,7 +70,7 @@ def _changed(step: Step, kind: str, name: str) -> None:
         return
     before = step.settings
     step.settings_changed = True
-    step.settings = Settings(step.db.execute(step_queries.settings))
+    step.settings = step.settings.again(step.db.execute(step_queries.settings))
     if kind == "limit":
         for (counter,) in step.db.execute(queries.shut_counters, (name,)).fetchall():
             lanes.wake(step, lanes.Limit(step, counter))

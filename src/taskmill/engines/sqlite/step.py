@@ -14,6 +14,7 @@ from taskmill.engines.rows import decode_names, json_text
 from taskmill.engines.settings import Settings
 from taskmill.engines.sqlite.sql import Database, insert, load
 from taskmill.events import Kind
+from taskmill.task import Rules
 
 __all__ = ["Lane", "Step"]
 
@@ -43,9 +44,9 @@ class Lane(msgspec.Struct, frozen=True):
 class Step:
     """A connection in its transaction."""
 
-    def __init__(self, connection: Database) -> None:
+    def __init__(self, connection: Database, rules: Rules) -> None:
         self.db = connection
-        self.settings = Settings(())
+        self.settings = Settings((), rules)
         self.generation = -1
         self.forget()
 
@@ -86,7 +87,7 @@ class Step:
         if generation != self.generation:
             self.forget()
             self.generation = generation
-            self.settings = Settings(self.db.execute(queries.settings))
+            self.settings = self.settings.again(self.db.execute(queries.settings))
 
     def end(self) -> None:
         """The last thing before the commit."""
@@ -105,7 +106,7 @@ class Step:
     def back_to(self, mark: int) -> None:
         del self._events[mark:]
         self.forget_names()
-        self.settings = Settings(self.db.execute(queries.settings))
+        self.settings = self.settings.again(self.db.execute(queries.settings))
 
     # What the step tells others
 

@@ -45,7 +45,7 @@ from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, Row
 from taskmill.errors import Conflict, InvalidInput, NotFound, TaskmillError
 from taskmill.events import Kind
-from taskmill.task import Edge, ErrorInfo, NewTask, OnFailure, OnLimit, Resolved, definition_of, resolve
+from taskmill.task import Edge, ErrorInfo, NewTask, OnFailure, OnLimit, Resolved, definition_of
 
 __all__ = ["submit", "unknown_edge"]
 
@@ -132,10 +132,10 @@ class _Batch:
         self.answered[place] = Submitted(status, task, self.durability, reserved, error)
 
     def _resolve(self) -> None:
-        types = self.step.settings.types
+        settings = self.step.settings
         for place, new in enumerate(self.tasks):
             try:
-                resolved = resolve(new, types.get(new.type))
+                resolved = settings.resolve(new)
                 if resolved.limits:
                     self._check_limits(resolved)
             except TaskmillError as error:
@@ -473,7 +473,7 @@ def break_seals(step: Step, unseal: Sequence[str]) -> None:
 def _reserve(step: Step, new: NewTask, durability: Durability) -> Submitted:
     """Remember id and key, for a log that will bring the task."""
     payload_hash = codec.payload_hash(new.payload)
-    until = step.now + (new.idempotency_window or 72 * 3_600_000_000)
+    until = step.now + (new.idempotency_window or step.settings.rules.dedupe_window)
     if new.idempotency_key is not None:
         found = step.db.execute(queries.dedupe, (new.tenant, new.type, new.idempotency_key)).fetchone()
         if found is not None and found[0] != new.id and (found[2] > step.now or (found[3] is not None and found[3] < COMPLETED)):

@@ -21,7 +21,7 @@ from taskmill.engines.sqlite.sql import Database
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.submit import submit
 from taskmill.errors import AnswerLost, StoreError, TaskmillError
-from taskmill.task import NewTask
+from taskmill.task import NewTask, Rules
 
 __all__ = ["Session", "Writer"]
 
@@ -36,9 +36,9 @@ MOST_TASKS = 5_000
 class Session:
     """A connection that writes: lock, begin, steps, commit. Used by the writer thread, and by a user's transaction for itself."""
 
-    def __init__(self, connection: Database, lock: WriteLock, clock: Clock, committed: Callable[[Step], None]) -> None:
+    def __init__(self, connection: Database, lock: WriteLock, clock: Clock, committed: Callable[[Step], None], rules: Rules) -> None:
         self.db = connection
-        self.step = Step(connection)
+        self.step = Step(connection, rules)
         self._lock = lock
         self._clock = clock
         self._committed = committed

@@ -127,9 +127,9 @@ def _instant(value: Timestamp, field: str) -> int:
 # JSON
 
 
-def json(data: bytes, field: str) -> bytes:
+def json(data: bytes, field: str, limit: int = codec.MOST_PAYLOAD) -> bytes:
     """As it is stored; nothing is null."""
-    return codec.stored(data, field=field) if data else b"null"
+    return codec.stored(data, field=field, limit=limit) if data else b"null"
 
 
 # New tasks
@@ -273,7 +273,7 @@ def type_settings(message: pb.TypeSettings) -> TypeSettings:
     )
 
 
-def outcome(message: pb.Outcome, worker: str) -> Outcome:
+def outcome(message: pb.Outcome, worker: str, payload_limit: int) -> Outcome:
     """The end of an attempt; one that says none is no end."""
     task = check_id(needed_id(message.task, "outcomes.task"), "outcomes.task")
     started = duration(message.started_after, "outcomes.started_after", LONGEST_DELAY) if message.HasField("started_after") else 0
@@ -283,7 +283,7 @@ def outcome(message: pb.Outcome, worker: str) -> Outcome:
 
     match message.WhichOneof("ending"):
         case "completed":
-            return ended(Ending.COMPLETED, result=json(message.completed.result, "outcomes.completed.result"))
+            return ended(Ending.COMPLETED, result=json(message.completed.result, "outcomes.completed.result", payload_limit))
         case "failed":
             failed = message.failed
             after = duration(failed.retry_after, "outcomes.failed.retry_after", LONGEST_DELAY)
@@ -302,13 +302,13 @@ def _error(message: pb.Error) -> ErrorInfo:
     return ErrorInfo(message.code or "failed", message.message, message.traceback)
 
 
-def step(message: pb.Step, worker: str) -> Checkpoint:
+def step(message: pb.Step, worker: str, payload_limit: int) -> Checkpoint:
     task = check_id(needed_id(message.task, "steps.task"), "steps.task")
     progress = Progress(message.progress.value, message.progress.message) if message.HasField("progress") else None
     if not message.name and progress is None:
         raise InvalidInput("it says nothing", code="name_required", field="steps.name", hint="the name of a step with its value, or progress")
     name = message.name or None
-    return Checkpoint(task=task, worker=worker, token=message.token, name=name, value=json(message.value, "steps.value"), progress=progress)
+    return Checkpoint(task=task, worker=worker, token=message.token, name=name, value=json(message.value, "steps.value", payload_limit), progress=progress)
 
 
 def count(items: Any, field: str, most: int) -> int:

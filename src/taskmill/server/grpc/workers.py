@@ -77,7 +77,7 @@ class Workers:
     async def checkpoint(self, call: Call, request: pb.CheckpointRequest) -> pb.CheckpointResponse:
         count(request.steps, "steps", MOST_SLOTS)
         worker = _worker(request.worker)
-        refused = await self._crew.checkpoint(call.caller, [step(each, worker) for each in request.steps])
+        refused = await self._crew.checkpoint(call.caller, [step(each, worker, self._crew.payload_limit) for each in request.steps])
         return pb.CheckpointResponse(refused=refusals_of(refused))
 
     # Ending
@@ -85,7 +85,7 @@ class Workers:
     async def finish(self, call: Call, request: pb.FinishRequest) -> pb.FinishResponse:
         count(request.outcomes, "outcomes", MOST_SLOTS)
         worker = _worker(request.worker)
-        finished = await self._crew.finish(call.caller, [outcome(each, worker) for each in request.outcomes])
+        finished = await self._crew.finish(call.caller, [outcome(each, worker, self._crew.payload_limit) for each in request.outcomes])
         return pb.FinishResponse(refused=refusals_of(finished.refused), instead={task: state_of(state) for task, state in finished.instead.items()})
 
     async def leave(self, call: Call, request: pb.LeaveRequest) -> pb.LeaveResponse:

@@ -17,7 +17,7 @@ from taskmill.engine import Durability, Filter, Status, Submitted
 from taskmill.errors import InvalidInput, TaskmillError
 from taskmill.operations import Tally
 from taskmill.options import submit_fields
-from taskmill.retry import Retry
+from taskmill.retry import MAX_RETRIES, Retry
 from taskmill.server.access import Caller, Scope
 from taskmill.server.problem import Problem, invalid, problem_of
 from taskmill.server.rest.pages import page_of
@@ -125,7 +125,9 @@ def _read(options: dict[str, Any]) -> dict[str, Any]:
     if "retry" in options:
         options["retry"] = Retry.from_data(options["retry"])
     if "max_retries" in options:
-        options["retry"] = msgspec.structs.replace(options.get("retry", Retry()), max_retries=check_range(options.pop("max_retries"), "max_retries", 0, 10_000))
+        options["retry"] = msgspec.structs.replace(
+            options.get("retry", Retry()), max_retries=check_range(options.pop("max_retries"), "max_retries", 0, MAX_RETRIES)
+        )
     unique = options.get("unique")
     if isinstance(unique, UniqueBody):
         options["unique"] = Unique(unique.key, unique.until, unique.on_conflict)

@@ -27,6 +27,8 @@ A message says what is wrong; `hint` says what to do about it. Codes are stable,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Protocol
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "TaskmillError",
     "Unauthenticated",
     "WrongStore",
+    "nearest",
 ]
 
 
@@ -262,3 +265,15 @@ class WrongStore(TaskmillError):
     code = "wrong_store"
     status = 500
     grpc = "FAILED_PRECONDITION"
+
+
+MOST_LETTERS, MOST_WORDS = 80, 1_000
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known word that was probably meant, for "did you mean …?". A comparison costs the square of its letters, so only the first 80
+    letters and 1,000 words are compared."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word[:MOST_LETTERS].lower(), [str(each)[:MOST_LETTERS] for each in islice(known, MOST_WORDS)], 1, cutoff)
+    return near[0] if near else None

@@ -9,14 +9,13 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 
 from taskmill.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND, DurationLike, duration, instant
 from taskmill.engine import Durability, Transaction
-from taskmill.errors import InvalidInput
+from taskmill.errors import InvalidInput, nearest
 from taskmill.retry import Retry
 from taskmill.task import MOST_CRASHES, Edge, OnFailure, OnLimit, Priority, TypeSettings, Unique, check_id, check_limit, check_name, check_range
 
@@ -109,8 +108,8 @@ def known(options: Mapping[str, Any], kind: type[TaskOptions | ScheduleOptions |
     """The options that were given; one that does not exist is refused with the one that was meant."""
     for name in options:
         if name not in kind.__annotations__:
-            near = get_close_matches(name.lower(), kind.__annotations__, 1) or [each for each in kind.__annotations__ if each.startswith(f"{name}_")]
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(kind.__annotations__)}"
+            near = nearest(name, kind.__annotations__) or next((each for each in kind.__annotations__ if each.startswith(f"{name}_")), None)
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(kind.__annotations__)}"
             raise InvalidInput(f"{where} has no such option", code="unknown_option", field=name[:80], hint=hint)
     return {name: value for name, value in options.items() if value is not None}
 
@@ -202,8 +201,8 @@ def choice(value: object, kind: Iterable[str], field: str) -> str:
     words = [str(word) for word in kind]
     if isinstance(value, str) and value in words:
         return str(value)
-    near = get_close_matches(str(value).lower(), words, 1)
-    raise InvalidInput(f"{value!r:.80} is not known", field=field, hint=f"did you mean {near[0]}?" if near else f"one of {', '.join(words)}")
+    near = nearest(f"{value!s:.80}", words)
+    raise InvalidInput(f"{value!r:.80} is not known", field=field, hint=f"did you mean {near}?" if near else f"one of {', '.join(words)}")
 
 
 def _priority(value: object, field: str) -> int:

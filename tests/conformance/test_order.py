@@ -88,6 +88,22 @@ async def test_a_weighted_priority_alone_gets_everything(engine: Engine) -> None
     assert ids_of(await one.claim(100)) == ids
 
 
+async def test_a_queue_says_what_its_types_take_turns_by(engine: Engine) -> None:
+    one = await worker(engine)
+    await engine.put("queue", QUEUE, b'{"fair": "tenant"}')
+    mine = await submit_many(engine, 30, tenant="acme")
+    yours = await submit_many(engine, 3, tenant="beta")
+    assert {(await record(engine, id)).fair_key for id in (mine[0], yours[0])} == {"acme", "beta"}
+    assert set(yours) <= set(await claim_singly(one, 8)), "a share waits for its turn, not for all of another"
+
+
+async def test_a_type_takes_turns_as_it_says_itself_whatever_its_queue_says(engine: Engine) -> None:
+    await Worker(engine).join(settings={"work": TypeSettings(fair="{customer}")})
+    await engine.put("queue", QUEUE, b'{"fair": "tenant"}')
+    task = await submit_one(engine, {"customer": "c7"}, tenant="acme")
+    assert (await record(engine, task)).fair_key == "c7"
+
+
 # Age.
 
 

@@ -6,10 +6,11 @@ Nothing heavy is imported here: `taskmill version` comes by.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import click
+
+from taskmill.errors import nearest
 
 __all__ = ["OneOf", "as_json", "confirmed", "did_you_mean", "example", "url"]
 
@@ -39,8 +40,8 @@ def example(*lines: str) -> Callable[[click.Command], click.Command]:
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """`did you mean mail?`, or nothing when nothing is near."""
-    near = get_close_matches(word, known, 1)
-    return f"did you mean {near[0]}?" if near else ""
+    near = nearest(word, known)
+    return f"did you mean {near}?" if near else ""
 
 
 class OneOf(click.Choice[str]):

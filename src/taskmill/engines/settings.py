@@ -8,7 +8,20 @@ from typing import Self
 import msgspec
 
 from taskmill.errors import InvalidInput
-from taskmill.task import RULES, NewTask, Resolved, Rules, TypeSettings, check_key, check_name, check_range, check_settings, definition_of, resolve
+from taskmill.task import (
+    RULES,
+    SHARE_LENGTH,
+    NewTask,
+    Resolved,
+    Rules,
+    TypeSettings,
+    check_key,
+    check_name,
+    check_range,
+    check_settings,
+    definition_of,
+    resolve,
+)
 
 __all__ = ["LimitDefinition", "QueueSettings", "Settings", "check_item"]
 
@@ -21,12 +34,16 @@ class LimitDefinition(msgspec.Struct, frozen=True):
     cap: int | None = None
 
 
-class QueueSettings(msgspec.Struct, frozen=True):
+class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a queue shares itself out."""
 
     weights: dict[str, int] = {}
+    """Turns of a share, by its name: one of weight 3 has three turns while another has one."""
     priorities: tuple[int, int, int, int] | None = None
+    """Turns of low, normal, high and critical tasks; left out: the highest always goes first."""
     fair: str | None = None
+    """What types of this queue take turns by where they do not say it themselves: `tenant`, or a field of the payload in braces. It holds for submits
+    from then on."""
     partitions: int = 1
     """Over how many shards of a Redis Cluster it is spread; it may grow. Elsewhere it means nothing."""
 
@@ -44,6 +61,7 @@ class Settings:
         self.outbox: set[str] = set()
         for kind, name, value in rows:
             self._read(kind, name, value)
+        self._share_by_queue()
 
     def again(self, rows: Iterable[tuple[str, str, bytes]]) -> Self:
         """The settings that the store has by now, under the same rules."""
@@ -66,6 +84,12 @@ class Settings:
                 (self.paused_queues if what == "queue" else self.paused_types).add(which)
             case "outbox":
                 self.outbox.add(name)
+
+    def _share_by_queue(self) -> None:
+        """A type that does not say what its tasks take turns by takes turns as its queue says."""
+        for name, settings in self.types.items():
+            if settings.fair is None and settings.queue in self.queues:
+                self.types[name] = msgspec.structs.replace(settings, fair=self.queues[settings.queue].fair)
 
     def limit(self, name: str) -> LimitDefinition:
         """The numbers of a limit; without a definition it counts but never closes, so what was charged can be given back."""
@@ -115,4 +139,6 @@ def _check_queue(settings: QueueSettings) -> None:
         check_range(weight, f"weights.{share}", 1, 1_000)
     for weight in settings.priorities or ():
         check_range(weight, "priorities", 1, 1_000)
+    if settings.fair is not None:
+        check_key(settings.fair, "fair", length=SHARE_LENGTH)
     check_range(settings.partitions, "partitions", 1, 64)

@@ -13,11 +13,11 @@ from taskmill.batching import Batcher
 from taskmill.engine import EVERYTHING, Durability, Engine, Filter, Finding, Page, Stream, Submitted, Target, Term, Transaction, WorkerInfo
 from taskmill.events import Event
 from taskmill.operations import bulk, findings, limits, queues, schedules, tasks, types, workers
-from taskmill.operations.model import Limit, LimitInfo, QueueInfo, ScheduleInfo, Tally, TypeInfo
+from taskmill.operations.model import Limit, LimitInfo, QueueInfo, QueueSettings, ScheduleInfo, Tally, TypeInfo
 from taskmill.schedule import Schedule
 from taskmill.task import Attempt, EdgeResult, NewTask, State, Task
 
-__all__ = ["ROLES", "Limit", "LimitInfo", "Operations", "QueueInfo", "ScheduleInfo", "Tally", "TypeInfo", "submitted"]
+__all__ = ["ROLES", "Limit", "LimitInfo", "Operations", "QueueInfo", "QueueSettings", "ScheduleInfo", "Tally", "TypeInfo", "submitted"]
 
 submitted = tasks.submitted
 
@@ -78,6 +78,10 @@ class Operations:
             answers = await tasks.submit_many(self.engine, map(sending.carried, new), progress, tx, durability)
             sending.counted(len(answers))
             return answers
+
+    async def unseal(self, ids: Sequence[str]) -> None:
+        """Break the seals: all that these tasks wait for has been submitted (`parent=`), and they start when it has ended."""
+        await self.engine.submit((), unseal=ids)
 
     # Looking
 
@@ -158,6 +162,14 @@ class Operations:
     async def resume_queue(self, name: str) -> bool:
         """Claimed from again. Whether it was paused."""
         return await queues.resume(self.engine, name)
+
+    async def put_queue_settings(self, name: str, settings: QueueSettings, *, version: int | None = None) -> QueueInfo:
+        """How the queue shares itself out from now on: weights of shares and priorities, what shares are, partitions. `version`: the one seen, 0: none."""
+        return await queues.put(self.engine, name, settings, version)
+
+    async def drop_queue_settings(self, name: str, *, version: int | None = None) -> bool:
+        """The defaults hold again. Whether any were put."""
+        return await queues.drop(self.engine, name, version)
 
     async def purge_queue(self, name: str, *, dry_run: bool = False, progress: Progress | None = None) -> Tally:
         """Every waiting task of it is cancelled and its record removed; running and ended ones stay."""

@@ -8,10 +8,11 @@ from types import MappingProxyType
 from msgspec import Struct
 
 from taskmill.clock import SECOND
+from taskmill.engines.settings import QueueSettings
 from taskmill.schedule import Schedule
 from taskmill.task import State, TypeSettings
 
-__all__ = ["Limit", "LimitInfo", "QueueInfo", "ScheduleInfo", "Tally", "TypeInfo"]
+__all__ = ["Limit", "LimitInfo", "QueueInfo", "QueueSettings", "ScheduleInfo", "Tally", "TypeInfo"]
 
 
 class Tally(Struct, frozen=True, kw_only=True):
@@ -34,6 +35,10 @@ class QueueInfo(Struct, frozen=True, kw_only=True):
     no_worker: int = 0
     workers: int = 0
     """Live ones that claim from it."""
+    settings: QueueSettings = QueueSettings()
+    """How it shares itself out, as a person has put it; the defaults where `version` is 0."""
+    version: int = 0
+    operator: bool = True
 
 
 class TypeInfo(Struct, frozen=True, kw_only=True):

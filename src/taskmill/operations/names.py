@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
-from taskmill.errors import NotFound
+from taskmill.errors import NotFound, nearest
 
 __all__ = ["check_known", "unknown"]
 
@@ -23,9 +22,9 @@ def check_known(kind: str, name: str, known: Iterable[str], remedy: str, *, fiel
 def unknown(kind: str, name: str, known: Iterable[str], remedy: str, *, field: str = "name") -> NotFound:
     """`remedy` is said when no known name is near."""
     names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, n=1)
+    near = nearest(name, names)
     if near:
-        hint = f"did you mean {near[0]!r}?"
+        hint = f"did you mean {near!r}?"
     elif names:
         rest = ", …" if len(names) > SHOWN else ""
         hint = f"known: {', '.join(names[:SHOWN])}{rest}; {remedy}"

@@ -6,11 +6,12 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
+import msgspec
 from msgspec import Struct
 
-from taskmill.engine import Count, Engine, Filter, Target, WorkerInfo
-from taskmill.operations import bulk
-from taskmill.operations.model import QueueInfo, Tally
+from taskmill.engine import Count, Engine, Filter, Item, Target, WorkerInfo
+from taskmill.operations import bulk, settings
+from taskmill.operations.model import QueueInfo, QueueSettings, Tally
 from taskmill.operations.names import unknown
 from taskmill.operations.pauses import Pause, pauses
 from taskmill.operations.pauses import pause as put_pause
@@ -18,7 +19,7 @@ from taskmill.operations.pauses import resume as drop_pause
 from taskmill.operations.types import check_type, settings_of
 from taskmill.task import LIVE, State, TypeSettings, check_name
 
-__all__ = ["check_filter", "find", "pause", "purge", "queues", "resume"]
+__all__ = ["check_filter", "drop", "find", "pause", "purge", "put", "queues", "resume"]
 
 WAITING = LIVE - {State.RUNNING}
 REMEDY = "a queue appears with its first task, type or worker"
@@ -31,18 +32,18 @@ class _Named(Struct, frozen=True):
     workers: tuple[WorkerInfo, ...]
     types: dict[str, TypeSettings]
     pauses: dict[str, Pause]
-    settings: frozenset[str]
+    settings: dict[str, Item]
 
     def queues(self) -> set[str]:
         of_workers = {queue for worker in self.workers for queue in worker.queues}
-        return {count.queue for count in self.counts} | of_workers | {known.queue for known in self.types.values()} | set(self.pauses) | self.settings
+        return {count.queue for count in self.counts} | of_workers | {known.queue for known in self.types.values()} | set(self.pauses) | set(self.settings)
 
 
 async def _named(engine: Engine) -> _Named:
-    counts, workers, types, paused, settings = await asyncio.gather(
+    counts, workers, types, paused, items = await asyncio.gather(
         engine.counts(), engine.workers(), settings_of(engine), pauses(engine, "queue"), engine.items("queue")
     )
-    return _Named(counts, workers, types, paused, frozenset(item.name for item in settings))
+    return _Named(counts, workers, types, paused, {item.name: item for item in items})
 
 
 async def queues(engine: Engine) -> tuple[QueueInfo, ...]:
@@ -59,7 +60,7 @@ def _info(name: str, counts: list[Count], named: _Named, now: int) -> QueueInfo:
     for count in counts:
         states[count.state] += count.tasks
     oldest = min((count.oldest for count in counts if count.oldest is not None and count.state is State.PENDING), default=None)
-    paused = named.pauses.get(name)
+    paused, put = named.pauses.get(name), named.settings.get(name)
     return QueueInfo(
         name=name,
         paused=paused is not None,
@@ -68,6 +69,8 @@ def _info(name: str, counts: list[Count], named: _Named, now: int) -> QueueInfo:
         oldest=None if oldest is None else max(0, now - oldest),
         no_worker=sum(count.tasks for count in counts if count.no_worker),
         workers=sum(worker.alive and name in worker.queues for worker in named.workers),
+        settings=QueueSettings() if put is None else msgspec.json.decode(put.value, type=QueueSettings),
+        version=0 if put is None else put.version,
     )
 
 
@@ -102,6 +105,18 @@ async def pause(engine: Engine, name: str, reason: str) -> bool:
 async def resume(engine: Engine, name: str) -> bool:
     await _check(engine, name)
     return await drop_pause(engine, "queue", name)
+
+
+async def put(engine: Engine, name: str, wanted: QueueSettings, version: int | None) -> QueueInfo:
+    """The engine checks the numbers. A queue need not be known yet: its settings may come before its first task."""
+    await settings.put(engine, "queue", check_name(name, "name"), msgspec.json.encode(wanted), version)
+    return await find(engine, name)
+
+
+async def drop(engine: Engine, name: str, version: int | None) -> bool:
+    """Whether there were any. A queue that nothing else names is unknown from then on."""
+    await _check(engine, name)
+    return await engine.drop("queue", name, version=version)
 
 
 async def purge(engine: Engine, name: str, *, dry_run: bool, progress: Callable[[int], None] | None) -> Tally:

@@ -7,8 +7,8 @@ import pytest
 from taskmill.clock import HOUR, SECOND, ManualClock
 from taskmill.engine import Ending, Engine, Joining
 from taskmill.errors import Conflict, InvalidInput, NotFound, StaleVersion
-from taskmill.operations import Limit, LimitInfo, Operations, QueueInfo
-from taskmill.task import State, TypeSettings
+from taskmill.operations import Limit, LimitInfo, Operations, QueueInfo, QueueSettings
+from taskmill.task import Edge, NewTask, State, TypeSettings, new_id
 from tests.conformance.tools import Worker, submit_many, submit_one, worker
 from tests.conformance.tools_b import make
 
@@ -218,3 +218,46 @@ async def test_workers_are_the_engine_s(operations: Operations, engine: Engine) 
     made = await make(engine, State.RUNNING)
     [info] = await operations.workers()
     assert (info.id, info.running, info.alive) == (made.holder.id, 1, True)
+
+
+# How a queue shares itself out
+
+
+async def test_queue_settings_are_put_seen_and_dropped(operations: Operations) -> None:
+    wanted = QueueSettings(weights={"acme": 3}, priorities=(1, 2, 4, 8), fair="tenant")
+    put = await operations.put_queue_settings("mail", wanted, version=0)
+    assert (put.settings, put.version, put.operator) == (wanted, 1, True)
+    assert (await operations.queue("mail")).settings == wanted
+    with pytest.raises(StaleVersion):
+        await operations.put_queue_settings("mail", QueueSettings(), version=7)
+    assert await operations.drop_queue_settings("mail", version=1)
+    with pytest.raises(NotFound, match="no queue 'mail'"):
+        await operations.queue("mail")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "field"),
+    [
+        (QueueSettings(weights={"acme": 0}), "weights.acme"),
+        (QueueSettings(priorities=(0, 1, 1, 1)), "priorities"),
+        (QueueSettings(partitions=65), "partitions"),
+        (QueueSettings(fair="x" * 129), "fair"),
+    ],
+)
+async def test_queue_settings_that_no_step_could_obey(operations: Operations, wanted: QueueSettings, field: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        await operations.put_queue_settings("mail", wanted)
+    assert raised.value.field == field
+    assert await operations.queues() == ()
+
+
+async def test_a_seal_is_broken_when_all_children_are_there(operations: Operations, engine: Engine) -> None:
+    parent = NewTask(type="work", queue="q", sealed=True)
+    await operations.submit(parent)
+    await operations.submit(NewTask(type="work", queue="q", parent=Edge(parent.id)))
+    assert (await operations.get(parent.id)).sealed
+    await operations.unseal([parent.id])
+    found = await operations.get(parent.id)
+    assert (found.sealed, found.open_edges, found.state) == (False, 1, State.WAITING)
+    with pytest.raises(NotFound, match="there is no task"):
+        await operations.unseal([new_id()])

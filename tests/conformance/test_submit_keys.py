@@ -16,6 +16,7 @@ from tests.conformance.tools import (
     new,
     record,
     state,
+    step,
     submit,
     submit_one,
     worker,
@@ -161,11 +162,12 @@ async def test_unique_until_ended_is_held_over_a_retry(engine: Engine) -> None:
     assert (await engine.submit([new(unique=Unique("u"))]))[0].id == id
 
 
-async def test_unique_until_started_is_free_from_the_claim_on(engine: Engine) -> None:
+async def test_unique_until_started_is_free_once_it_began(engine: Engine) -> None:
     one = await worker(engine)
     first = await submit_one(engine, unique=Unique("u", until="started"))
+    claimed = await one.claim_one()
     assert (await engine.submit([new(unique=Unique("u", until="started"))]))[0].id == first
-    await one.claim_one()
+    assert await engine.checkpoint([step(claimed, started_after=1)]) == ()
     second = await submit_one(engine, unique=Unique("u", until="started"))
     assert second != first
 

@@ -182,7 +182,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
     payload_limit: Annotated[int, Setting("bytes", "The largest payload, result or checkpoint, as stored", minimum=1024, maximum=MOST_PAYLOAD)] = PAYLOAD_LIMIT
 
     history_retention: Annotated[
-        int, Setting("duration", "How long completed and cancelled tasks are kept, with their results and attempts", minimum=MINUTE, maximum=3650 * DAY)
+        int,
+        Setting(
+            "duration",
+            "How long completed and cancelled tasks are kept, with their attempts; their results for `result_retention` at most",
+            minimum=MINUTE,
+            maximum=3650 * DAY,
+        ),
+    ] = 14 * DAY
+    result_retention: Annotated[
+        int,
+        Setting("duration", "How long results of completed tasks are kept; after it their records stay, without the result", minimum=HOUR, maximum=14 * DAY),
     ] = 14 * DAY
     dead_retention: Annotated[int, Setting("duration", "How long dead letters are kept", minimum=MINUTE, maximum=3650 * DAY)] = 14 * DAY
     dedupe_window: Annotated[

@@ -306,6 +306,8 @@ class Retention(Struct, frozen=True, kw_only=True):
     completed: int = 14 * DAY
     dead: int = 14 * DAY
     cancelled: int = 14 * DAY
+    results: int = 14 * DAY
+    """Results of completed tasks; after this the record stays without its result, unless `completed` has passed first."""
     inbox: int = 14 * DAY
     """Messages that a user's transaction has dealt with: how long their repeats are known."""
 

@@ -124,12 +124,15 @@ class Handle(Generic[R]):
         try:
             task = await self._task()
         except Expired:
-            raise ResultExpired(f"the task ended as {state}, its record is gone", hint="results are kept for `history_retention`", task_id=self.id) from None
+            hint = "records are kept for `history_retention`"
+            raise ResultExpired(f"the task ended as {state}, its record is gone", hint=hint, task_id=self.id) from None
         return self._outcome(task)
 
     def _outcome(self, task: Task) -> R:
         if task.state is State.COMPLETED:
-            return cast("R", self._read(task.result or b"null"))
+            if task.result is None:
+                raise ResultExpired("the task completed, its result is gone", hint="results are kept for `result_retention`", task_id=self.id)
+            return cast("R", self._read(task.result))
         error = task.error
         why = f": {error.code}{': ' * bool(error.message)}{error.message}" if error else ""
         if task.state is State.CANCELLED:

@@ -68,7 +68,8 @@ def priority_word(priority: int) -> str:
 
 
 def task_data(task: Task, *, raw: bool = False) -> dict[str, object]:
-    return {**_data(task, raw=raw), "priority": priority_word(task.priority), "retry": task.retry.to_data()}
+    gone = task.state is State.COMPLETED and task.result is None
+    return {**_data(task, raw=raw), "priority": priority_word(task.priority), "retry": task.retry.to_data(), "result_expired": gone}
 
 
 def attempt_data(attempt: Attempt) -> dict[str, object]:

@@ -77,7 +77,7 @@ def test_a_stream_takes_the_conditions_that_it_tells_of_and_no_others(stream: De
 
 def test_records_are_described_as_they_are_shown() -> None:
     task = SCHEMAS["Task"]
-    assert list(task["properties"]) == list(Task.__struct_fields__)
+    assert list(task["properties"]) == [*Task.__struct_fields__, "result_expired"]
     assert set(task["properties"]) - set(task["required"]) == {"payload", "result", "headers"}
     assert task["properties"]["created_at"] == {"type": "string", "format": "date-time"}
     assert {"type": "null"} in task["properties"]["finished_at"]["anyOf"]

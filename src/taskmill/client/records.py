@@ -173,7 +173,8 @@ def _struct(value: object, kind: type[S]) -> S | None:
 
 def task_of(fields: Fields) -> Task:
     found = _read(fields, Task)
-    if found["result"] == b"null" and not isinstance(found["result"], Hidden):
+    returned = found["state"] == State.COMPLETED.value and bytes(fields.get("result_expired", b"")) != b"true"
+    if found["result"] == b"null" and not isinstance(found["result"], Hidden) and not returned:
         found["result"] = None
     found["priority"] = _PRIORITIES[found["priority"]]
     found["state"] = State(found["state"])

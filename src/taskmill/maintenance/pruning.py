@@ -16,7 +16,7 @@ NOTHING = Moved(0, False)
 
 def retention_of(settings: Settings) -> Retention:
     history = settings.history_retention
-    return Retention(completed=history, dead=settings.dead_retention, cancelled=history, inbox=settings.inbox_retention)
+    return Retention(completed=history, dead=settings.dead_retention, cancelled=history, results=settings.result_retention, inbox=settings.inbox_retention)
 
 
 class Pruning:

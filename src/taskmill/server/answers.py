@@ -36,6 +36,7 @@ _DURATION: Schema = {"type": "string", "description": 'As people write it: "90s"
 _ID: Schema = {"type": "string", "format": "uuid"}
 _PRIORITY: Schema = {"enum": [priority.name.lower() for priority in Priority]}
 _TOKEN: Schema = {"type": "string", "pattern": "^[0-9]{1,19}$", "description": "Digits, possibly more than a double can hold."}
+_RESULT_EXPIRED: Schema = {"type": "boolean", "description": "It completed, and its result is no longer kept (the setting result_retention)."}
 _POLICY: Schema = {"type": "object", "description": "A retry policy; times in microseconds."}
 
 
@@ -50,7 +51,7 @@ def _of_tasks(schema_of: SchemaOf) -> dict[str, Schema]:
     return {
         "Submitted": _object(accepted, error=error),
         "Batch": _object({"accepted": _NUMBER, "refused": _NUMBER, "answers": _list(_object({}, **accepted, error=error))}),
-        "Task": _record(schema_of, Task, optional=("payload", "result", "headers"), id=_ID, priority=_PRIORITY, retry=_POLICY),
+        "Task": _record(schema_of, Task, optional=("payload", "result", "headers"), id=_ID, priority=_PRIORITY, retry=_POLICY, result_expired=_RESULT_EXPIRED),
         "Tasks": _object({"tasks": _list(_ref("Task")), "cursor": _or_null(_TEXT)}),
         "Attempts": _object({"attempts": _list(_record(schema_of, Attempt))}),
         "Edges": _object({"edges": _list(_record(schema_of, EdgeResult, optional=("result",)))}),
@@ -144,7 +145,7 @@ def _or_null(schema: Schema) -> Schema:
 
 def _record(schema_of: SchemaOf, kind: type[msgspec.Struct], *, optional: Iterable[str] = (), **own: Schema) -> Schema:
     """A record as `views` shows it: every field is there, but for those that a caller may not see."""
-    properties = {field.name: own.get(field.name) or _field(schema_of, field.name, field.type) for field in msgspec.structs.fields(kind)}
+    properties = {field.name: own.pop(field.name, None) or _field(schema_of, field.name, field.type) for field in msgspec.structs.fields(kind)} | own
     return {"type": "object", "properties": properties, "required": [name for name in properties if name not in set(optional)]}
 
 

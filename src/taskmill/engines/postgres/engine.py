@@ -333,6 +333,8 @@ class PostgresEngine:
     async def prune(self, n: int, term: Term, retention: Retention = DEFAULT_RETENTION) -> Moved:
         store = self._outside()
         moved = await recover.prune(store, n, term, retention)
+        if not moved.more and retention.results < retention.completed:
+            moved = await recover.drop_results(store, n, term, retention.results, moved.moved)
         return moved if moved.more else await recover.prune_inbox(store, n, term, retention, moved.moved)
 
     # Administration

@@ -195,6 +195,19 @@ async def prune(store: Store, n: int, term: Term, retention: Retention) -> Moved
     return Moved(moved, moved >= n)
 
 
+async def drop_results(store: Store, n: int, term: Term, kept: int, moved: int) -> Moved:
+    """Results of tasks that completed longer ago than `kept`, behind those of the calls before: a pass over them costs once, not every minute. A task that owes
+    its result to others ends the pass until it is delivered."""
+    held = (term.role, term.holder, term.number)
+    row = await store.pool.fetchrow(store.load("recover.sql").drop_results, *held, *store.results_dropped, kept, n, store.now())
+    assert row is not None
+    if not row["stands"]:
+        raise _stale(term)
+    if row["seen"]:
+        store.results_dropped = (row["finished_at"], row["seq"])
+    return Moved(moved + row["moved"], row["seen"] == n)
+
+
 async def prune_inbox(store: Store, n: int, term: Term, retention: Retention, moved: int) -> Moved:
     """Messages whose time is over, as many as the tasks have left of `n`."""
     held = (term.role, term.holder, term.number)

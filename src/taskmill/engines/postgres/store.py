@@ -27,6 +27,8 @@ class Store:
         self._clock = None if isinstance(clock, SystemClock) else clock
         self.generation = -1
         self.settings = Settings((), rules)
+        self.results_dropped = (0, 0)
+        """Up to which completed task (when it ended, its number) results have been dropped."""
         self._files: dict[str, Queries] = {}
 
     @property

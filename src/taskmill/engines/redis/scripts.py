@@ -24,6 +24,7 @@ USES = {
     "heartbeat": ("full", "settings", "ends"),
     "recover": ("full", "ends"),
     "prune": ("full", "ends"),
+    "results": ("full", "ends"),
     "put": ("full", "settings"),
     "lead": ("full",),
     "fire": ("place", "settings", "ends"),

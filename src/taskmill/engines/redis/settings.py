@@ -176,7 +176,20 @@ async def prune(store: Store, n: int, term: Term, retention: Retention) -> tuple
         if not found[2] or moved >= n:
             break
         hashes = {id: _hash(raws[number - 1]) for id, number in found[2]}
+    if not more and retention.results < retention.completed:
+        dropped = await _drop_results(store, n, term, retention.results)
+        return Moved(moved + dropped.moved, dropped.more), forgotten
     return Moved(moved, more), forgotten
+
+
+async def _drop_results(store: Store, n: int, term: Term, kept: int) -> Moved:
+    """Behind those of the calls before: a pass over all of them costs once, not every minute."""
+    found = await store.run("results", [n, [term.role, term.holder, term.number], kept, *store.results_dropped])
+    if found is False:
+        raise _stale(term)
+    moved, more, last, ended_at = found
+    store.results_dropped = (last, ended_at)
+    return Moved(moved, bool(more))
 
 
 async def admin(store: Store, verb: str, targets: Sequence[Target], *, from_start: bool = False) -> tuple[Changed, ...]:

@@ -220,6 +220,8 @@ class Store:
         self.slot = key_slot(self.prefix.encode())
         self.held: dict[int, Held] = {}
         """By token, what was claimed here and can be completed without the record being read again; the oldest go when there are too many."""
+        self.results_dropped: tuple[str | bool, int] = (False, 0)
+        """Up to which completed task (its id, when it ended) results have been dropped."""
         self.crowded: dict[tuple[str, ...], int] = {}
         """By queues, how many more claims of them go past the swift script."""
 

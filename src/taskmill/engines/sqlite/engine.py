@@ -103,6 +103,8 @@ class SQLiteEngine:
         self._vfs = vfs
         self._open = False
         self._counts: tuple[int, tuple[Count, ...]] | None = None
+        self._results_dropped = (0, 0)
+        """Up to which completed task results have been dropped."""
 
     # Coming and going
 
@@ -387,7 +389,11 @@ class SQLiteEngine:
         return self._live_in_step.do(lambda live: live.silent(inspect.workers(step.db), fair_since))
 
     async def prune(self, n: int, term: Term, retention: Retention = DEFAULT_RETENTION) -> Moved:
-        return await self._write(lambda step: recover.prune(step, n, term, retention))
+        moved = await self._write(lambda step: recover.prune(step, n, term, retention))
+        if moved.more or retention.results >= retention.completed:
+            return moved
+        results, self._results_dropped = await self._write(lambda step: recover.drop_results(step, n, term, retention.results, self._results_dropped))
+        return Moved(moved.moved + results.moved, results.more)
 
     # Administration
 

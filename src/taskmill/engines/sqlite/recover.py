@@ -159,6 +159,23 @@ def prune(step: Step, n: int, term: Term, retention: Retention) -> Moved:
     return Moved(moved, moved >= n)
 
 
+def drop_results(step: Step, n: int, term: Term, kept: int, after: tuple[int, int]) -> tuple[Moved, tuple[int, int]]:
+    """Results of tasks that completed longer ago than `kept`, behind `after` (when it ended, its number): a pass over them costs once, not every minute. A task
+    that owes its result to others ends the pass until it is delivered."""
+    check_term(step, term)
+    rows = step.db.execute(queries.with_results, (*after, step.now - kept, n)).fetchall()
+    moved = 0
+    for seq, finished_at, stored, owes in rows:
+        if owes:
+            return Moved(moved, False), after
+        if stored:
+            step.db.execute(queries.keep_results, (seq,))
+            step.db.execute(queries.drop_result, (seq,))
+            moved += 1
+        after = (finished_at, seq)
+    return Moved(moved, len(rows) == n), after
+
+
 def purge(step: Step, seq: int, task: str, state: int, version: int, created_at: int) -> None:
     """Remove a record; its id stays known for its window, and its result with those who waited for it."""
     payload, text = step.db.execute(queries.body, (seq,)).fetchone()

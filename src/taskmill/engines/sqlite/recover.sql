@@ -47,6 +47,15 @@ WHERE state = ?1 AND state >= 5 AND finished_at <= ?2
   AND NOT EXISTS (SELECT 1 FROM taskmill_outbox o WHERE o.subject = t.id) AND NOT EXISTS (SELECT 1 FROM taskmill_falling f WHERE f.seq = t.seq)
 ORDER BY finished_at LIMIT ?3;
 
+-- name: with_results
+SELECT t.seq, t.finished_at, (SELECT e.result IS NOT NULL FROM taskmill_ending e WHERE e.seq = t.seq) AS stored,
+  EXISTS (SELECT 1 FROM taskmill_outbox o WHERE o.subject = t.id) OR EXISTS (SELECT 1 FROM taskmill_falling f WHERE f.seq = t.seq) AS owes
+FROM taskmill_task t INDEXED BY taskmill_task_ended
+WHERE state = 5 AND state >= 5 AND finished_at >= ?1 AND (finished_at, seq) > (?1, ?2) AND finished_at <= ?3 ORDER BY finished_at, seq LIMIT ?4;
+
+-- name: drop_result
+UPDATE taskmill_ending SET result = NULL WHERE seq = ?;
+
 -- name: body
 SELECT payload, meta FROM taskmill_body WHERE seq = ?;
 

@@ -6,7 +6,8 @@ and the test sees only the second one. A promise that holds in one of them only 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import secrets
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,9 @@ import pytest
 from taskmill.clock import ManualClock
 from taskmill.engine import Engine, Status
 from tests.conformance.tools import Store
+from tests.servers.existing import Server
+from tests.servers.redis import Shared, empty
+from tests.servers.redis_cluster import RedisCluster
 
 STORES = {"sqlite": "sqlite_url"}
 """Which fixture gives the URL of a new, empty store that several engines can open at once."""
@@ -85,6 +89,39 @@ async def store(variant: tuple[str, str], store_url: str, clock: ManualClock) ->
 @pytest.fixture
 async def engine(store: Store) -> Engine:
     return await store.engine()
+
+
+@pytest.fixture
+def second_url(request: pytest.FixtureRequest, variant: tuple[str, str], tmp_path: Path) -> Iterator[str]:
+    """A second empty store of the same kind."""
+    match variant[0]:
+        case "sqlite":
+            yield f"sqlite:///{tmp_path / 'second.db'}"
+        case "postgres":
+            server: Server = request.getfixturevalue("postgres")
+            url = server.databases.give()
+            try:
+                yield url
+            finally:
+                server.databases.take_back(url)
+        case "redis":
+            shared: Shared = request.getfixturevalue("redis_server")
+            prefix = f"taskmill-test-{secrets.token_hex(4)}"
+            yield shared.url(prefix)
+            empty(shared, prefix)
+        case _:
+            cluster: RedisCluster = request.getfixturevalue("redis_cluster")
+            yield cluster.url("second")
+
+
+@pytest.fixture
+async def second_engine(variant: tuple[str, str], second_url: str, store: Store, clock: ManualClock) -> AsyncIterator[Engine]:
+    """An engine on another store than `engine`, which is empty. The fixture `store` empties a Cluster after it."""
+    second = Store(second_url, clock, lost=store.lost)
+    try:
+        yield await second.engine()
+    finally:
+        await second.close()
 
 
 @pytest.fixture

@@ -90,7 +90,8 @@ def broken(db: apsw.Connection, *, pages: bool = True) -> list[str]:
 def _counters(db: apsw.Connection) -> Iterator[str]:
     running: dict[str, int] = {}
     for text, count in db.execute("SELECT l.limits, count(*) FROM taskmill_task t JOIN taskmill_lane l ON l.id = t.lane WHERE t.state = 3 GROUP BY l.id"):
-        for name in json.loads(text):
+        for limit in json.loads(text):
+            name = limit.removeprefix("cap ")
             running[name] = running.get(name, 0) + count
     counted = dict(db.execute("SELECT name, running FROM taskmill_counter"))
     for name in sorted(running.keys() | counted.keys()):
@@ -132,14 +133,15 @@ def _shut_lanes(db: apsw.Connection) -> Iterator[str]:
         for name in json.loads(text):
             opened[name] = opened.get(name, 0) + 1
     for lane, shut, text in db.execute("SELECT id, shut, limits FROM taskmill_lane WHERE shut IS NOT NULL"):
-        if shut not in counters or counters[shut][0] not in json.loads(text):
+        limit = "cap " * (shut < 0) + counters[abs(shut)][0] if abs(shut) in counters else None
+        if limit not in json.loads(text):
             yield f"lane {lane} stands at limit {shut}, which is none of its own"
             continue
-        name, running, wake_at = counters[shut]
+        name, running, wake_at = counters[abs(shut)]
         cap = caps.get(name.partition(":")[0])
         room = FAR if cap is None else cap - running
-        if wake_at is None and room > opened.get(name, 0):
-            yield f"lane {lane} stands at {name}, which runs {running} of {cap}, has {opened.get(name, 0)} open lanes and no time to wake"
+        if (wake_at is None or shut < 0) and room > opened.get(limit, 0):
+            yield f"lane {lane} stands at {limit}, which runs {running} of {cap}, has {opened.get(limit, 0)} open lanes and no time to wake"
 
 
 def _caps(db: apsw.Connection) -> dict[str, int | None]:

@@ -11,7 +11,7 @@ import msgspec
 
 from taskmill.engine import Record
 from taskmill.retry import Retry
-from taskmill.task import ErrorInfo, OnFailure, Progress, Resolved, State, Task, Unique, scoped, scoped_limit, unscoped, unscoped_limit
+from taskmill.task import ErrorInfo, OnFailure, OnLimit, Progress, Resolved, State, Task, Unique, scoped, scoped_limit, unscoped, unscoped_limit
 
 __all__ = ["FAR", "Meta", "decode_error", "decode_meta", "encode_error", "encode_meta", "facts", "restored_flags", "restored_meta", "state_name"]
 
@@ -62,6 +62,8 @@ class Meta(msgspec.Struct, frozen=True, omit_defaults=True):
     order: str | None = None
     own: bool = False
     """Its limits or its share are the caller's own, so a change of its type leaves them alone."""
+    reject: bool = False
+    """Its rates count when it is submitted (`on_limit="reject"`): after that it is under the caps alone."""
 
 
 NO_META: Final = Meta()
@@ -86,6 +88,7 @@ def encode_meta(resolved: Resolved) -> str | None:
         share=resolved.share,
         order=resolved.order_key,
         own=own,
+        reject=bool(resolved.limits) and resolved.on_limit is OnLimit.REJECT,
     )
     return msgspec.json.encode(meta).decode()
 

@@ -12,8 +12,10 @@ from taskmill.engines.rows import (
     FAR,
     ORDERED,
     PENDING,
+    REJECTED,
     RUNNING,
     STATES,
+    SUSPECT,
     UNIQUE_ENDED,
     UNIQUE_STARTED,
     UNWIND,
@@ -23,6 +25,7 @@ from taskmill.engines.rows import (
     decode_meta,
     state_name,
 )
+from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.inspect import matching
 from taskmill.engines.sqlite.recover import purge
 from taskmill.engines.sqlite.sql import load
@@ -121,7 +124,8 @@ def _requeue(moves: Moves, row: Row, version: int | None, from_start: bool) -> C
         ended = decode_error(error)
         outcome = "completed" if row.state == COMPLETED else "cancelled" if row.state == CANCELLED else "failed"
         step.db.execute(queries.keep_attempt, (row.seq, outcome if ended is None or ended.code != "poison" else "crashed", error))
-    _open_again(moves, row, from_start, step.lane_id(step.queue(row.queue), meta.share, meta.limits if row.lane > 0 else (), meta.order or ""))
+    limits = lanes.limits_of_lane(step, meta.limits, reject=meta.reject) if row.lane > 0 else ()
+    _open_again(moves, row, from_start, step.lane_id(step.queue(row.queue), meta.share, limits, meta.order or ""))
     return Changed(row.id, True, STATES[row.state], row.version)
 
 
@@ -133,6 +137,7 @@ def _open_again(moves: Moves, row: Row, from_start: bool, lane: int) -> None:
     if from_start:
         step.db.execute(queries.forget_checkpoints, (row.seq,))
         row.flags &= ~UNWIND
+    row.flags &= ~(REJECTED | SUSPECT)
     state, ready_at = (WAITING, FAR) if row.open_edges else (PENDING, step.now)
     step.db.execute(queries.open_again, (state, ready_at, row.flags, lane, from_start, row.version, step.now, row.seq))
     step.db.execute(queries.add_expiry, (row.seq,))
@@ -155,6 +160,6 @@ def _delete(moves: Moves, row: Row, version: int | None) -> Changed:
     if step.db.execute(queries.owed, (row.id, row.seq)).fetchone():
         return _refused(step, row, "undelivered")
     created_at = step.db.execute(queries.created_at, (row.seq,)).fetchone()[0]
-    purge(step, row.seq, row.id, row.state, row.version, created_at)
+    purge(step, row.seq, row.id, row.state, row.version, created_at, row.flags)
     step.event(Kind.DELETED, row.id, row.version + 1, row.facts())
     return Changed(row.id, True, STATES[row.state], row.version)

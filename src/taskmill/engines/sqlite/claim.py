@@ -96,7 +96,7 @@ def _next_at(step: Step, queues: Sequence[str]) -> int | None:
 
 def _limits(step: Step, taken: Sequence[Batch]) -> dict[int, tuple[str, ...]]:
     numbers = {lane for batch in taken for lane in map(itemgetter(LANE), batch.rows)}
-    return {lane: step.lane(lane).limits if lane > 0 else () for lane in numbers}
+    return {lane: tuple(name.removeprefix(lanes.CAP) for name in step.lane(lane).limits) if lane > 0 else () for lane in numbers}
 
 
 def _extras(step: Step, taken: Sequence[Batch]) -> dict[int, Extras]:

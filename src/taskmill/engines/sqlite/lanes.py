@@ -9,6 +9,8 @@ make this live and exact:
    numbers change, when a lane that was opened for this room then met another full limit, and when it lost the task it was opened for.
 3. A lane stands at one limit only, as closing and opening then cost the same whatever the number of limits.
 4. An empty lane stands nowhere.
+5. A task with `on_limit="reject"` was counted by its rates when it was submitted. It waits in a lane that is under the caps alone (`CAP` before the limit's
+   name), and stands at the cap by the negative number of the counter: a full rate does not keep it there.
 """
 
 from __future__ import annotations
@@ -20,9 +22,17 @@ from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.events import Kind
 
-__all__ = ["Limit", "give_back", "open_due", "refresh", "wake"]
+__all__ = ["Limit", "Under", "give_back", "limits_of_lane", "open_due", "refresh", "wake"]
 
 queries = load("lanes.sql")
+
+CAP = "cap "
+"""Before the name of a limit of which a lane obeys the cap alone. No name of a limit has a space."""
+
+
+def limits_of_lane(step: Step, limits: tuple[str, ...], *, reject: bool) -> tuple[str, ...]:
+    """What a task waits for in its lane: all its limits, or their caps where its rates count at submit."""
+    return tuple(CAP + name for name in limits if step.settings.limit(name).cap is not None) if reject else limits
 
 
 class Limit:
@@ -56,11 +66,14 @@ class Limit:
     @property
     def room(self) -> int:
         """How many more may start now."""
-        definition = self.definition
-        room = 1 << 30 if definition.cap is None else definition.cap - self.running
-        if definition.rate is not None:
-            room = min(room, definition.rate - self.used)
-        return max(room, 0)
+        room = self.cap_room
+        return room if self.definition.rate is None else max(min(room, self.definition.rate - self.used), 0)
+
+    @property
+    def cap_room(self) -> int:
+        """The same for tasks that the rate has counted already."""
+        cap = self.definition.cap
+        return 1 << 30 if cap is None else max(cap - self.running, 0)
 
     def start(self, n: int) -> None:
         self.running += n
@@ -76,10 +89,14 @@ class Limit:
         return self.definition.rate is not None and self.used >= self.definition.rate
 
     def next_room_at(self) -> int | None:
-        """When the oldest start leaves the window."""
-        since = self.step.now - self.definition.window
-        oldest = self.step.db.execute(queries.oldest_start, (self.id, since)).fetchone()
-        return oldest[0] + self.definition.window if oldest else None
+        """When so many starts have left the window that one more has room."""
+        self.save()
+        over = self.used - (self.definition.rate or 0)
+        for at, tasks in self.step.db.execute(queries.starts, (self.id, self.step.now - self.definition.window)):
+            over -= tasks
+            if over < 0:
+                return int(at) + self.definition.window
+        return None
 
     def save(self) -> None:
         if self.running != self.saved or self.started:
@@ -97,10 +114,28 @@ class Limit:
         self.started = 0
 
 
+class Under:
+    """A limit as a lane is under it: the whole of it, or its cap alone."""
+
+    def __init__(self, limit: Limit, *, cap_only: bool) -> None:
+        self.limit = limit
+        self.cap_only = cap_only
+        self.stand = -limit.id if cap_only else limit.id
+
+    @property
+    def room(self) -> int:
+        return self.limit.cap_room if self.cap_only else self.limit.room
+
+    def start(self, n: int) -> None:
+        self.limit.running += n
+        if not self.cap_only:
+            self.limit.count(n)
+
+
 def refresh(step: Step, lanes: Iterable[int], *, left: bool = False) -> None:
     """Look again what is next in these lanes, after tasks came to them or, `left`, were taken out otherwise than by a claim."""
     shares: set[int] = set()
-    names: set[tuple[str, int]] = set()
+    names: set[tuple[str, int]] = set()  # of a limit as the lane has it, and the share
     for number in lanes:
         lane = step.lane(number)
         if _refresh_lane(step, number, lane.order_key):
@@ -110,8 +145,8 @@ def refresh(step: Step, lanes: Iterable[int], *, left: bool = False) -> None:
         refresh_share(step, share)
     if left and not nothing_shut(step):  # a lane that was opened for its best task may have lost it: the room goes to whoever is best now
         for name, share in names:
-            limit = Limit(step, name)
-            _stand(step, limit.id, share)
+            limit = Limit(step, name.removeprefix(CAP))
+            _stand(step, -limit.id if name.startswith(CAP) else limit.id, share)
             wake(step, limit)
 
 
@@ -152,28 +187,28 @@ def nothing_shut(step: Step) -> bool:
     return step.nothing_shut
 
 
-def shut(step: Step, lane: int, share: int, limit: Limit) -> None:
+def shut(step: Step, lane: int, share: int, under: Under) -> None:
     """The lane stands at this limit until it has room."""
-    step.db.execute(queries.shut, (limit.id, lane))
+    step.db.execute(queries.shut, (under.stand, lane))
     step.nothing_shut = False
-    _stand(step, limit.id, share)
+    _stand(step, under.stand, share)
     refresh_share(step, share)
-    arm(step, limit)
+    if not under.cap_only:
+        arm(step, under.limit)
 
 
-def _stand(step: Step, counter: int, share: int) -> None:
+def _stand(step: Step, stand: int, share: int) -> None:
     """How a share stands at a limit: with the best of its lanes that are shut there, or not at all."""
-    top = step.db.execute(queries.standing_top, (counter, share)).fetchone()[0]
+    top = step.db.execute(queries.standing_top, (stand, share)).fetchone()[0]
     if top is None:
-        step.db.execute(queries.stand_no_more, (counter, share))
+        step.db.execute(queries.stand_no_more, (stand, share))
     else:
-        step.db.execute(queries.stand, (counter, share, top))
+        step.db.execute(queries.stand, (stand, share, top))
 
 
 def arm(step: Step, limit: Limit) -> None:
     """If only the passing of time brings room, note when."""
     if limit.full_rate():
-        limit.save()
         step.db.execute(queries.wake_at, (limit.next_room_at(), limit.id))
 
 
@@ -181,24 +216,25 @@ def wake(step: Step, limit: Limit) -> int:
     """Open as many of the lanes that stand at a limit as it has room for: in every queue the best, and between shares in turn."""
     if nothing_shut(step):
         return 0
-    queues = step.db.execute(queries.standing_queues, (limit.id,)).fetchall()
-    room = min(limit.room, 1_000)
-    if queues and room == 0:
-        arm(step, limit)
-        return 0
-    opened = sum(_open_best(step, limit.id, queue, room) for (queue,) in queues)
+    opened = 0
+    for stand, queue in step.db.execute(queries.standing_queues, (limit.id, -limit.id)).fetchall():
+        room = min(limit.room if stand > 0 else limit.cap_room, 1_000)
+        if room > 0:
+            opened += _open_best(step, stand, queue, room)
+        elif stand > 0:
+            arm(step, limit)
     if opened:
         step.woke = True
     return opened
 
 
-def _open_best(step: Step, counter: int, queue: int, room: int) -> int:
-    shares = step.db.execute(queries.best_shares, (counter, queue, room)).fetchall()
+def _open_best(step: Step, stand: int, queue: int, room: int) -> int:
+    shares = step.db.execute(queries.best_shares, (stand, queue, room)).fetchall()
     each = -(-room // len(shares))
     opened = 0
     for (share,) in shares:
-        opened += len(step.db.execute(queries.open_best, (counter, share, each)).fetchall())
-        _stand(step, counter, share)
+        opened += len(step.db.execute(queries.open_best, (stand, share, each)).fetchall())
+        _stand(step, stand, share)
         refresh_share(step, share)
     return opened
 
@@ -207,7 +243,8 @@ def give_back(step: Step, ended: dict[int, int]) -> None:
     """Slots of these lanes ({lane: tasks}) return to their limits, which may open others."""
     counts: dict[str, int] = {}
     for number, tasks in ended.items():
-        for name in step.lane(number).limits:
+        for lane_limit in step.lane(number).limits:
+            name = lane_limit.removeprefix(CAP)
             counts[name] = counts.get(name, 0) + tasks
     for name, tasks in counts.items():
         step.woke = True

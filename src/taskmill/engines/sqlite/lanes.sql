@@ -7,8 +7,8 @@ UPDATE taskmill_counter SET running = ?, idle_at = max(idle_at, ?) WHERE id = ?;
 -- name: used
 SELECT sum(tasks) FROM taskmill_start WHERE counter = ? AND at > ?;
 
--- name: oldest_start
-SELECT at FROM taskmill_start WHERE counter = ? AND at > ? ORDER BY at LIMIT 1;
+-- name: starts
+SELECT at, tasks FROM taskmill_start WHERE counter = ? AND at > ? ORDER BY at;
 
 -- name: newest_start
 SELECT max(at) FROM taskmill_start WHERE counter = ?;
@@ -58,7 +58,8 @@ UPDATE taskmill_counter SET wake_at = ? WHERE id = ?;
 SELECT 1 FROM taskmill_stand LIMIT 1;
 
 -- name: standing_queues
-SELECT DISTINCT queue FROM taskmill_stand WHERE counter = ?;
+-- The second: lanes that are under the cap alone.
+SELECT DISTINCT counter, queue FROM taskmill_stand WHERE counter IN (?, ?);
 
 -- name: best_shares
 SELECT share FROM taskmill_stand WHERE counter = ? AND queue = ? ORDER BY top DESC, turn, share LIMIT ?;

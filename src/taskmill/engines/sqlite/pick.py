@@ -72,6 +72,7 @@ class Picker:
         self.stuffed = False
         self.rooms = {name: room.types.get(name, 1 << 30) for name in types if name not in step.settings.paused_types}
         self.limits: dict[str, lanes.Limit] = {}
+        self.unders: dict[str, lanes.Under] = {}
         self.chosen: list[Found] = []
         self.taken: list[Batch] = []
         self.passed_over = 0
@@ -95,6 +96,12 @@ class Picker:
         if name not in self.limits:
             self.limits[name] = lanes.Limit(self.step, name)
         return self.limits[name]
+
+    def under(self, name: str) -> lanes.Under:
+        """A limit of a lane. Lanes under the whole limit and lanes under its cap count by the same numbers."""
+        if name not in self.unders:
+            self.unders[name] = lanes.Under(self.limit(name.removeprefix(lanes.CAP)), cap_only=name.startswith(lanes.CAP))
+        return self.unders[name]
 
     def types(self) -> str:
         """The types that may still be taken, as statements want them."""
@@ -214,7 +221,7 @@ class Picker:
             return False
         for limit in limits:
             limit.save()
-        return sum(lanes.wake(self.step, limit) for limit in limits if limit.room > 0) > 0
+        return sum(lanes.wake(self.step, limit) for limit in limits if limit.room > 0 or (limit.definition.cap is not None and limit.cap_room > 0)) > 0
 
 
 class _PlainLine:
@@ -376,7 +383,7 @@ class _QueuePicker:
             foreign = self.step.db.execute(queries.foreign_lanes, (self.id, self.picker.types())).fetchall()
             for (names,) in foreign:
                 for limit in decode_names(names):
-                    self.picker.limit(limit)
+                    self.picker.under(limit)
             opened = bool(foreign) and self.picker.pass_on(self.picker.limits.values())
 
     def _pass_on(self, limits: Iterable[lanes.Limit] | None = None) -> bool:
@@ -497,19 +504,19 @@ class _QueuePicker:
     def _serve_lane(self, number: int, share: int, priority: int) -> int:
         picker, step = self.picker, self.step
         lane = step.lane(number)
-        limits = [picker.limit(name) for name in lane.limits]
-        for limit in limits:
-            if limit.room == 0:
+        unders = [picker.under(name) for name in lane.limits]
+        for under in unders:
+            if under.room == 0:
                 self.forget_ages()
-                lanes.shut(step, number, share, limit)
-                self._pass_on(limits)
+                lanes.shut(step, number, share, under)
+                self._pass_on([under.limit for under in unders])
                 return 0
-        rows, following = self._next_rows(number, priority, [limit.room for limit in limits]) if not lane.order_key else self._next_in_order(number)
+        rows, following = self._next_rows(number, priority, [under.room for under in unders]) if not lane.order_key else self._next_in_order(number)
         took = picker.sort(rows, len(rows))
         if took:
             picker.chosen += took
-            for limit in limits:
-                limit.start(len(took))
+            for under in unders:
+                under.start(len(took))
         if following and len(took) == len(rows):  # the next one was read along: the lane stays as open as it was
             self.ages[share, priority].advance(following[0][READY_AT], following[0][SEQ])
         else:
@@ -517,7 +524,7 @@ class _QueuePicker:
             picker.flush()
             lanes.refresh(step, (number,))
             self.lane_lines.pop((number, priority), None)
-            self._pass_on(limits)
+            self._pass_on([under.limit for under in unders])
         return len(took)
 
     def _next_rows(self, number: int, priority: int, rooms: list[int]) -> tuple[list[Found], list[Found]]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from taskmill import codec
 from taskmill.clock import MINUTE, SECOND
 from taskmill.engine import Moved, Retention, Term
-from taskmill.engines.rows import CANCEL, CANCELLED, COMPLETED, DEAD, RUNNING, decode_meta, json_text
+from taskmill.engines.rows import CANCEL, CANCELLED, COMPLETED, DEAD, REJECTED, RUNNING, decode_meta, json_text
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.finish import crash
 from taskmill.engines.sqlite.sql import load
@@ -17,7 +17,7 @@ from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, Row, fall_slice
 from taskmill.errors import StaleTerm, TaskmillError
 from taskmill.events import Kind
-from taskmill.task import DEFAULT_DEDUPE_WINDOW, STORED, ErrorInfo, NewTask, TypeSettings, resolve
+from taskmill.task import DEFAULT_DEDUPE_WINDOW, STORED, ErrorInfo, NewTask, OnLimit, TypeSettings, resolve
 
 __all__ = ["check_term", "give_back", "leave", "newest", "prune", "purge", "recover"]
 
@@ -114,9 +114,11 @@ def _move(step: Step, new: NewTask, settings: TypeSettings, row: tuple[int, int,
         resolved = resolve(new, settings, STORED)
     except TaskmillError:  # its payload has no such key: it stays in the plain line, as it was accepted
         return lane
-    target = step.lane_id(-lane, resolved.share, resolved.limits)
+    reject = resolved.on_limit is OnLimit.REJECT
+    target = step.lane_id(-lane, resolved.share, lanes.limits_of_lane(step, resolved.limits, reject=reject))
     step.db.execute(queries.move, (target, step.now, seq))
-    step.db.execute(queries.set_meta, (json_text(replace(decode_meta(text), limits=resolved.limits, share=resolved.share)), seq))
+    meta = replace(decode_meta(text), limits=resolved.limits, share=resolved.share, reject=reject)
+    step.db.execute(queries.set_meta, (json_text(meta), seq))
     return target
 
 
@@ -150,8 +152,8 @@ def prune(step: Step, n: int, term: Term, retention: Retention) -> Moved:
     moved = 0
     for state, kept in ((COMPLETED, retention.completed), (DEAD, retention.dead), (CANCELLED, retention.cancelled)):
         rows = step.db.execute(queries.old, (state, step.now - kept, n - moved)).fetchall()
-        for seq, task, version, created_at in rows:
-            purge(step, seq, task, state, version, created_at)
+        for seq, task, version, created_at, flags in rows:
+            purge(step, seq, task, state, version, created_at, flags)
         moved += len(rows)
         if moved >= n:
             return Moved(moved, True)
@@ -176,12 +178,12 @@ def drop_results(step: Step, n: int, term: Term, kept: int, after: tuple[int, in
     return Moved(moved, len(rows) == n), after
 
 
-def purge(step: Step, seq: int, task: str, state: int, version: int, created_at: int) -> None:
-    """Remove a record; its id stays known for its window, and its result with those who waited for it."""
+def purge(step: Step, seq: int, task: str, state: int, version: int, created_at: int, flags: int) -> None:
+    """Remove a record; its id stays known for its window (unless it was rejected), and its result with those who waited for it."""
     payload, text = step.db.execute(queries.body, (seq,)).fetchone()
     meta = decode_meta(text)
     until = created_at + (meta.window or DEFAULT_DEDUPE_WINDOW)
-    if until > step.now:
+    if until > step.now and not flags & REJECTED:
         step.db.execute(queries.add_known, (task, state, version, codec.payload_hash(payload), until))
     if meta.tags:
         step.db.executemany(queries.drop_tag, [(name, value, seq) for name, value in meta.tags.items()])

@@ -42,7 +42,7 @@ UPDATE taskmill_body SET meta = ? WHERE seq = ?;
 UPDATE taskmill_task SET lane = ?1, state = CASE WHEN ready_at <= ?2 THEN 0 ELSE state END WHERE seq = ?3;
 
 -- name: old
-SELECT t.seq, t.id, t.version, t.created_at FROM taskmill_task t INDEXED BY taskmill_task_ended
+SELECT t.seq, t.id, t.version, t.created_at, t.flags FROM taskmill_task t INDEXED BY taskmill_task_ended
 WHERE state = ?1 AND state >= 5 AND finished_at <= ?2
   AND NOT EXISTS (SELECT 1 FROM taskmill_outbox o WHERE o.subject = t.id) AND NOT EXISTS (SELECT 1 FROM taskmill_falling f WHERE f.seq = t.seq)
 ORDER BY finished_at LIMIT ?3;
@@ -122,7 +122,8 @@ DELETE FROM taskmill_start WHERE counter = ?;
 
 -- name: forget_counter
 DELETE FROM taskmill_counter WHERE id = ?1
-  AND NOT EXISTS (SELECT 1 FROM taskmill_stand WHERE counter = ?1) AND NOT EXISTS (SELECT 1 FROM taskmill_lane WHERE shut = ?1 AND top IS NOT NULL) RETURNING 1;
+  AND NOT EXISTS (SELECT 1 FROM taskmill_stand WHERE counter IN (?1, -?1))
+  AND NOT EXISTS (SELECT 1 FROM taskmill_lane WHERE shut IN (?1, -?1) AND shut IS NOT NULL AND top IS NOT NULL) RETURNING 1;
 
 -- name: newest
 SELECT created_at FROM taskmill_task ORDER BY seq DESC LIMIT 1;

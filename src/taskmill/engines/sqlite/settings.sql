@@ -19,7 +19,7 @@ DELETE FROM taskmill_item WHERE kind = ? AND name = ? AND operator = 0 AND app_v
 
 -- name: shut_counters
 SELECT c.name FROM taskmill_counter c WHERE (c.name = ?1 OR c.name >= ?1 || ':' AND c.name < ?1 || ';')
-  AND EXISTS (SELECT 1 FROM taskmill_stand s WHERE s.counter = c.id);
+  AND EXISTS (SELECT 1 FROM taskmill_stand s WHERE s.counter IN (c.id, -c.id));
 
 -- name: add_moving
 INSERT INTO taskmill_moving (type) VALUES (?) ON CONFLICT DO UPDATE SET after = 0;

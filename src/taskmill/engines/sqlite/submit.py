@@ -6,7 +6,7 @@ and done again with every id looked up first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import apsw
@@ -26,6 +26,7 @@ from taskmill.engines.rows import (
     ON_FAILURE_NUMBERS,
     ORDERED,
     PENDING,
+    REJECTED,
     RUNNING,
     SCHEDULED,
     SEALED,
@@ -43,7 +44,7 @@ from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.sql import insert, load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, Row
-from taskmill.errors import Conflict, InvalidInput, NotFound, TaskmillError
+from taskmill.errors import Conflict, InvalidInput, NotFound, RateLimited, TaskmillError
 from taskmill.events import Kind
 from taskmill.task import Edge, ErrorInfo, NewTask, OnFailure, OnLimit, Resolved, definition_of
 
@@ -63,7 +64,8 @@ class Draft(msgspec.Struct):
     ready_at: int = 0
     run_at: int = 0
     flags: int = 0
-    error: ErrorInfo | None = None
+    error: RateLimited | None = None
+    """It was over a limit: it is kept as dead."""
 
 
 def submit(
@@ -112,12 +114,11 @@ class _Batch:
 
     def store(self, *, look_first: bool) -> None:
         self._resolve()
+        firsts: dict[str, Draft] = {}
         if look_first:
-            firsts: dict[str, Draft] = {}
             for draft in self.drafts:
                 firsts.setdefault(draft.resolved.new.id, draft)
-            self.drafts = [draft for draft in self.drafts if not self._is_known(draft, firsts[draft.resolved.new.id])]
-        self.drafts = [draft for draft in self.drafts if not self._is_held(draft)]
+        self.drafts = [draft for draft in self.drafts if self._is_new(draft, firsts)]
         linked = any(draft.resolved.new.edges or draft.resolved.new.parent for draft in self.drafts)
         if linked:
             self._refuse_unknown_edges()
@@ -153,14 +154,29 @@ class _Batch:
 
     # Is it there already?
 
+    def _is_new(self, draft: Draft, firsts: Mapping[str, Draft]) -> bool:
+        """One by one: each is judged by what those before it in the batch have taken. One that is rejected takes no key."""
+        if firsts and self._is_known(draft, firsts[draft.resolved.new.id]):
+            return False
+        resolved = draft.resolved
+        if self._is_held(draft):
+            return False
+        if resolved.limits and resolved.on_limit is OnLimit.REJECT:
+            self._count_or_reject(draft)
+        if draft.error is None:
+            self._hold(draft)
+        return True
+
     def _is_known(self, draft: Draft, earlier: Draft) -> bool:
         """By id: an earlier one of this batch, a task, or what is remembered of one."""
         new = draft.resolved.new
         if earlier is not draft:
-            return self._compare(draft, new.id, codec.payload_hash(earlier.resolved.new.payload))
+            return self._compare(draft, new.id, codec.payload_hash(earlier.resolved.new.payload), rejected=earlier.error is not None)
         found = self.step.db.execute(queries.payload, (new.id,)).fetchone()
         if found is not None:
-            return self._compare(draft, new.id, None if found[0] == new.payload else codec.payload_hash(found[0]))
+            payload, state, flags = found
+            rejected = state == DEAD and bool(flags & REJECTED)
+            return self._compare(draft, new.id, None if payload == new.payload else codec.payload_hash(payload), rejected=rejected)
         remembered = self.step.db.execute(queries.known, (new.id, self.step.now)).fetchone()
         if remembered is None:
             return False
@@ -169,9 +185,12 @@ class _Batch:
             return False
         return self._compare(draft, new.id, remembered[1])
 
-    def _compare(self, draft: Draft, first: str, payload_hash: bytes | None, *, reserved: bool = False) -> bool:
+    def _compare(self, draft: Draft, first: str, payload_hash: bytes | None, *, reserved: bool = False, rejected: bool = False) -> bool:
         new = draft.resolved.new
-        if payload_hash is None or payload_hash == codec.payload_hash(new.payload):
+        same = payload_hash is None or payload_hash == codec.payload_hash(new.payload)
+        if same and rejected:
+            self._answer(draft.place, Status.REJECTED, first, over_limit(self.step.now, self._room_again(draft)))
+        elif same:
             self._answer(draft.place, Status.DUPLICATE, first, reserved=reserved)
             self.first_ids[new.id] = first
         else:
@@ -194,9 +213,16 @@ class _Batch:
             if first != new.id and (until > step.now or (state is not None and state < COMPLETED)):
                 reserved = state is None and step.db.execute(queries.is_reserved, (first,)).fetchone() is not None
                 return self._compare(draft, first, payload_hash, reserved=reserved)
-        until = step.now + draft.resolved.idempotency_window
-        step.db.execute(queries.add_dedupe, (new.tenant, new.type, key, new.id, codec.payload_hash(new.payload), until))
         return False
+
+    def _hold(self, draft: Draft) -> None:
+        """Its keys are its own from here on, also for those behind it in the batch."""
+        new, step, unique = draft.resolved.new, self.step, draft.resolved.unique
+        if new.idempotency_key is not None:
+            until = step.now + draft.resolved.idempotency_window
+            step.db.execute(queries.add_dedupe, (new.tenant, new.type, new.idempotency_key, new.id, codec.payload_hash(new.payload), until))
+        if unique is not None:
+            self.uniques[new.tenant, new.type, unique.key] = draft
 
     def _has_unique(self, draft: Draft) -> bool:
         new, unique = draft.resolved.new, draft.resolved.unique
@@ -207,7 +233,6 @@ class _Batch:
         holder = self.step.db.execute(queries.holder, name).fetchone()
         if holder is None:
             draft.flags |= UNIQUE_STARTED if unique.until == "started" else UNIQUE_ENDED
-            self.uniques[name] = draft
             return False
         seq, task, state, lane = holder
         if unique.on_conflict == "keep":
@@ -314,10 +339,10 @@ class _Batch:
             step.seq += 1
             draft.seq = step.seq
             draft.state, draft.ready_at, draft.run_at = self._time(resolved.new)
-            limits = resolved.limits
-            if limits and resolved.on_limit is OnLimit.REJECT:
-                self._count_or_reject(draft)
-                limits = ()
+            if draft.error is not None:
+                draft.state = DEAD
+                draft.flags |= REJECTED
+            limits = lanes.limits_of_lane(step, resolved.limits, reject=resolved.on_limit is OnLimit.REJECT) if resolved.limits else ()
             queue = step.queue(resolved.queue)
             if resolved.share or limits or resolved.order_key:
                 draft.lane = step.lane_id(queue, resolved.share, limits, resolved.order_key or "")
@@ -326,20 +351,25 @@ class _Batch:
                 self.stirred.add(draft.lane)
             else:
                 draft.lane = -queue
-            if resolved.new.sealed:
+            if resolved.new.sealed and draft.error is None:
                 draft.flags |= SEALED
                 draft.state, draft.ready_at = WAITING, FAR
             step.woke = True
 
     def _count_or_reject(self, draft: Draft) -> None:
         limits = [lanes.Limit(self.step, name) for name in draft.resolved.limits]
-        if all(limit.room > 0 for limit in limits):
-            for limit in limits:
-                limit.count(1)
-                limit.save()
+        if any(limit.room == 0 for limit in limits):
+            draft.error = over_limit(self.step.now, self._room_again(draft))
             return
-        draft.state = DEAD
-        draft.error = ErrorInfo("rate_limited", "over its limit when it was submitted")
+        for limit in limits:
+            limit.count(1)
+            limit.save()
+
+    def _room_again(self, draft: Draft) -> int | None:
+        """When every rate of a task that is full now has room again; None where none is."""
+        limits = [lanes.Limit(self.step, name) for name in draft.resolved.limits]
+        times = [limit.next_room_at() for limit in limits if limit.full_rate()]
+        return max((time for time in times if time is not None), default=None)
 
     def _insert(self) -> None:
         step, now = self.step, self.step.now
@@ -383,18 +413,18 @@ class _Batch:
         """What few tasks have beside their two rows."""
         new, db = draft.resolved.new, self.step.db
         if draft.error is not None:
-            self._answer(draft.place, Status.REJECTED, new.id, over_limit(self.step.now, None))
-            db.execute(queries.add_ending, (draft.seq, encode_error(draft.error)))
+            self._answer(draft.place, Status.REJECTED, new.id, draft.error)
+            db.execute(queries.add_ending, (draft.seq, encode_error(ErrorInfo(draft.error.code, draft.error.message))))
             ended = {"id": new.id, "type": new.type, "queue": draft.resolved.queue, "state": "dead", "version": 1}
             self.step.owe("ended", new.id, ended)
             self.step.owe("dead", new.id, ended)
         elif draft.flags & ORDERED:
             db.execute(queries.add_ordered, (draft.lane, draft.seq))
-        if new.expires_at is not None:
+        if new.expires_at is not None and draft.error is None:
             db.execute(queries.add_expiry, (new.expires_at, draft.seq))
         if new.tags:
             db.executemany(queries.add_tag, [(name, value, draft.seq) for name, value in new.tags.items()])
-        if draft.flags & (UNIQUE_STARTED | UNIQUE_ENDED) and draft.resolved.unique is not None:
+        if draft.flags & (UNIQUE_STARTED | UNIQUE_ENDED) and draft.resolved.unique is not None and draft.error is None:
             db.execute(queries.hold, (new.tenant, new.type, draft.resolved.unique.key, draft.seq))
 
     def _link(self) -> None:

@@ -21,7 +21,7 @@ INSERT INTO taskmill_ending (seq, error) VALUES (?, ?);
 INSERT INTO taskmill_tag (name, value, seq) VALUES (?, ?, ?);
 
 -- name: payload
-SELECT b.payload FROM taskmill_task t JOIN taskmill_body b USING (seq) WHERE t.id = ?;
+SELECT b.payload, t.state, t.flags FROM taskmill_task t JOIN taskmill_body b USING (seq) WHERE t.id = ?;
 
 -- name: known
 SELECT state, hash FROM taskmill_known WHERE id = ? AND until > ?;

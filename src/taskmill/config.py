@@ -15,9 +15,8 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn, get_type_hints
 from urllib.parse import parse_qsl, unquote
@@ -26,7 +25,7 @@ import msgspec
 
 from taskmill.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND, duration, format_duration
 from taskmill.codec import MOST_PAYLOAD, PAYLOAD_LIMIT
-from taskmill.errors import InvalidInput, InvalidSettings
+from taskmill.errors import InvalidInput, InvalidSettings, nearest
 from taskmill.retry import MAX_RETRIES
 from taskmill.task import (
     DEFAULT_DEDUPE_WINDOW,
@@ -298,9 +297,24 @@ def load(arguments: Mapping[str, object], environ: Mapping[str, str], file: Path
 
 
 def find_file(folder: Path) -> Path | None:
-    """The nearest `taskmill.toml`, from this folder upward."""
-    start = folder.absolute()
-    return next((found / FILE_NAME for found in (start, *start.parents) if (found / FILE_NAME).is_file()), None)
+    """The nearest `taskmill.toml`, from this folder upward: to the home folder, or to where another file system begins. One that another user wrote is refused,
+    because it could name that user's store, and this program would bring its tasks there."""
+    path = next((found / FILE_NAME for found in _searched(folder.absolute()) if (found / FILE_NAME).is_file()), None)
+    if path is not None and path.stat().st_uid not in {0, os.geteuid()}:
+        hint = f"make it yours: chown {os.geteuid()} {path}; or remove it"
+        raise InvalidSettings(f"{path} belongs to another user", code="foreign_file", field="file", hint=hint)
+    return path
+
+
+def _searched(start: Path) -> Iterator[Path]:
+    home = Path("~").expanduser()
+    device = start.stat().st_dev if start.exists() else None
+    for folder in (start, *start.parents):
+        if device is not None and folder.exists() and folder.stat().st_dev != device:
+            return
+        yield folder
+        if folder == home:
+            return
 
 
 def _from_arguments(arguments: Mapping[str, object]) -> dict[str, _Given]:
@@ -364,8 +378,8 @@ def _known(source: dict[str, _Given], sources: Iterable[dict[str, _Given]]) -> d
             if len(named) > 1:
                 given.refuse("two_engines", f"two engines are configured: {' and '.join(sorted(named))}", "keep one, under url")
             given.refuse("unknown_setting", f"there is no setting {name}", 'the scheme of url names the engine: url = "sqlite:///taskmill.db"')
-        near = get_close_matches(name.lower().removeprefix("taskmill_"), _TABLE, 1)
-        shown = f"TASKMILL_{near[0].upper()}" if near and given.rank == _ENVIRONMENT else near[0] if near else ""
+        near = nearest(name.removeprefix("TASKMILL_"), _TABLE)
+        shown = f"TASKMILL_{near.upper()}" if near and given.rank == _ENVIRONMENT else near
         given.refuse(
             "unknown_setting", f"there is no setting {given.field[:80]}", f"did you mean {shown}?" if shown else "`taskmill config show` lists all settings"
         )
@@ -425,9 +439,9 @@ def _read_boolean(given: _Given, setting: Setting) -> bool:
 def _read_choice(given: _Given, setting: Setting) -> str:
     text = _read_text(given, setting).lower()
     if text not in setting.choices:
-        near = get_close_matches(text, setting.choices, 1)
+        near = nearest(text, setting.choices)
         listed = ", ".join(setting.choices)
-        given.refuse("invalid_value", f"{text[:40]!r} is not one of {listed}", f"did you mean {near[0]}?" if near else f"one of {listed}")
+        given.refuse("invalid_value", f"{text[:40]!r} is not one of {listed}", f"did you mean {near}?" if near else f"one of {listed}")
     return text
 
 
@@ -555,9 +569,9 @@ def engine_kind(url: str | Secret) -> EngineKind:
     if not colon:
         _refuse_url("unknown_engine", "the URL has no scheme", "write sqlite:///file.db, postgresql://…, redis://… or kafka://…")
     if scheme not in _SCHEMES:
-        near = get_close_matches(scheme.lower().partition("+")[0], _SCHEMES, 1)
+        near = nearest(scheme.partition("+")[0], _SCHEMES)
         _refuse_url(
-            "unknown_engine", f"there is no engine {scheme[:40]!r}", f"did you mean {near[0]}://?" if near else "sqlite, postgresql, redis, rediss or kafka"
+            "unknown_engine", f"there is no engine {scheme[:40]!r}", f"did you mean {near}://?" if near else "sqlite, postgresql, redis, rediss or kafka"
         )
     return _SCHEMES[scheme]
 
@@ -573,11 +587,11 @@ def url_parameters(url: str | Secret) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in known:
-            near = get_close_matches(name.lower(), known, 1)
+            near = nearest(name, known)
             _refuse_url(
                 "unknown_parameter",
                 f"there is no URL parameter {name[:40] if name.isidentifier() else '***'!r} for {kind}",
-                f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}",
+                f"did you mean {near}?" if near else f"known are {', '.join(known)}",
             )
         if name in found:
             _refuse_url("invalid_value", f"the URL parameter {name} occurs twice", "say it once")
@@ -609,26 +623,29 @@ def mask_url(url: str | Secret) -> str:
     """A URL fit for logs: passwords are `***`, in nested URLs too; where a malformed one leaves doubt, more is masked, not less."""
     text = _text(url)
     if text.startswith("sqlite:"):
-        return text
-    if re.match("rediss?://[^?]*[?]", text):
-        return _mask_redis(text)
-    nested = re.fullmatch(r"(?s)(kafka://[^?]*\?)((?:state|archive|durability)=.*)", text)
-    front = re.sub(r"(?s)^(.*?://[^:@]*):.*@", r"\1:***@", nested[1] if nested else text)
-    front = re.sub(r"(?i)([?&][^=&]*(?:password|passwd|secret|token|key)[^=&]*)=[^&]*", r"\1=***", front)
-    return front + "&".join(_mask_parameter(part) for part in nested[2].split("&")) if nested else front
+        return re.sub(r"(?s)^sqlite:(?!///).*@", "sqlite://***@", text)
+    if re.match("(?:rediss?|kafka)://[^?]*[?]", text):
+        return _mask_query(text)
+    front = re.sub(r"(?s)^(.*?://[^:@]*):.*@", r"\1:***@", text)
+    front = re.sub(r"(?s)^(rediss?://)[^:@]*@", r"\1***@", front)  # there a name alone is as likely a password without its colon
+    return re.sub(r"(?i)([?&][^=&]*(?:password|passwd|secret|token|key)[^=&]*)=[^&]*", r"\1=***", front)
 
 
-_SURE_FRONT = re.compile(r"(?s)(rediss?://(?:[^@?]*@)?[^:@?/]*(?::\d*)?(?:/[^?:@]*)?)\?(.*)")
+_SURE_FRONT = re.compile(r"(?s)((?:rediss?|kafka)://(?:[^@?]*@)?[^:@?/,]*(?::\d*)?(?:,[^:@?/,]*(?::\d*)?)*(?:/[^?:@]*)?)\?(.*)")
 
 
-def _mask_redis(text: str) -> str:
-    """A URL of Redis with a query: that of its archive lies in it percent-encoded, password and all. Where a part is not what it seems, nothing is shown."""
+def _mask_query(text: str) -> str:
+    """A URL of Redis or Kafka with a query: URLs of other stores lie in it, passwords and all. Where a part is not what it seems, nothing is shown."""
     sure = _SURE_FRONT.fullmatch(text)
+    kind = _SCHEMES[text.partition("://")[0]]
     parts = [part.partition("=") for part in sure[2].split("&")] if sure else []
-    if not sure or any(name not in _OWN_PARAMETERS["redis"] + _SHARED_PARAMETERS["redis"] for name, _, _ in parts):
-        return re.sub(r"(?s)^(rediss?://).*", r"\1***", text)
-    shown = [_mask_parameter(f"{name}={value}") if name == "archive" or re.search("[@:%]", value) else f"{name}={value}" for name, _, value in parts]
+    if not sure or any(name not in _OWN_PARAMETERS[kind] + _SHARED_PARAMETERS[kind] for name, _, _ in parts):
+        return re.sub(r"(?s)^(\w+://).*", r"\1***", text)
+    shown = [_mask_parameter(f"{name}={value}") if name in _STORES or re.search("[@:%]", value) else f"{name}={value}" for name, _, value in parts]
     return f"{mask_url(sure[1])}?{'&'.join(shown)}"
+
+
+_STORES = ("state", "archive")
 
 
 def _mask_parameter(part: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 import traceback
 from collections.abc import Callable
@@ -70,6 +71,43 @@ def test_the_file_is_searched_upward(tmp_path: Path) -> None:
     found = load({}, {}, folder=below)
     assert found.settings.concurrency == 7
     assert found.folder(Path("/elsewhere")) == tmp_path
+
+
+def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, "concurrency = 7")
+    if os.geteuid() == 0:
+        os.chown(path, 65_534, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    error = refusal(lambda: load({}, {}, folder=tmp_path))
+    assert (error.code, error.field) == ("foreign_file", "file")
+    assert str(path) in str(error)
+
+
+def test_the_search_ends_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, "concurrency = 7")
+    below = tmp_path / "home" / "project"
+    below.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert find_file(below) is None
+    assert find_file(tmp_path) is not None
+
+
+def test_the_search_stays_on_its_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies above a mount may be anyone's."""
+    path = written(tmp_path, "concurrency = 7")
+    mount = tmp_path / "mount"
+    below = mount / "project"
+    below.mkdir(parents=True)
+    stat_of = Path.stat
+
+    def stat(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        found = stat_of(self, follow_symlinks=follow_symlinks)
+        return os.stat_result((*found[:2], found.st_dev + 1, *found[3:])) if self.is_relative_to(mount) else found
+
+    assert find_file(below) == path
+    monkeypatch.setattr(Path, "stat", stat)
+    assert find_file(below) is None
 
 
 def test_without_a_file_paths_start_at_the_app(tmp_path: Path) -> None:
@@ -342,7 +380,12 @@ def test_sqlite_urls_that_name_no_file(url: str) -> None:
             "kafka://u:***@a:1,b:2?state=redis://:***@h&archive=postgresql://u:***@h/d",
         ),
         ("kafka://a:1?state=redis%3A%2F%2F%3Ahunter2%40h", "kafka://a:1?state=redis://:***@h"),
-        ("kafka://u:hun?ter2@a:1", "kafka://u:***@a:1"),
+        ("kafka://u:hun?ter2@a:1", "kafka://***"),
+        ("kafka://a:1?prefix=x&state=redis%3A%2F%2F%3Ahunter2%40h", "kafka://***"),
+        ("kafka://a:1?durability=fsync&archive=postgresql%3A%2F%2Fu%3Ahunter2%40h%2Fd", "kafka://a:1?durability=fsync&archive=postgresql://u:***@h/d"),
+        ("redis://hunter2@h/0", "redis://***@h/0"),
+        ("redis://hunter2@h/0?prefix=x", "redis://***@h/0?prefix=x"),
+        ("sqlite://u:hunter2@h/s.db", "sqlite://***@h/s.db"),
         ("sqlite:///a:b@c.db", "sqlite:///a:b@c.db"),
     ],
 )

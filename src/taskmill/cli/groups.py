@@ -6,12 +6,13 @@ commands as a table of texts and imports only the one that runs.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import click
+
+from taskmill.errors import nearest
 
 __all__ = ["LazyCommand", "LazyGroup", "NounGroup"]
 
@@ -60,6 +61,6 @@ class LazyGroup(NounGroup):
 
 def _unknown(path: str, name: str, known: Iterable[str]) -> str:
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {path} {near[0]}?" if near else f"{path} --help lists them: {', '.join(names)}"
+    near = nearest(name, names, 0.5)
+    hint = f"did you mean {path} {near}?" if near else f"{path} --help lists them: {', '.join(names)}"
     return f"there is no command {name!r} ({hint})"

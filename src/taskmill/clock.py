@@ -44,6 +44,7 @@ DurationLike = str | int | float | dt.timedelta
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _UNITS = {"us": 1, "ms": MILLISECOND, "s": SECOND, "m": MINUTE, "h": HOUR, "d": DAY}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)", re.ASCII)
+_LONGEST_DURATION = 64  # letters: each of six units with nine digits
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
 _LONGEST = 100 * 366 * DAY
 _BEYOND = 1e12  # seconds: far over the longest, far under where arithmetic ends
@@ -114,12 +115,15 @@ def _micros(value: DurationLike, field: str) -> int:
             raise InvalidInput(f"{value!r} is not a duration", code="invalid_duration", field=field, hint="a finite number of seconds")
         return round(max(-_BEYOND, min(value, _BEYOND)) * SECOND)
     if isinstance(value, str):
-        text = value.strip()
-        parts = _DURATION.findall(text)
-        if parts and "".join(number + unit for number, unit in parts) == text:
+        parts = _DURATION.findall(value) if len(value) <= _LONGEST_DURATION else []
+        units = {unit for _, unit in parts}
+        if parts and len(units) == len(parts) and "".join(number + unit for number, unit in parts) == value:
             return sum(round(min(float(number) * _UNITS[unit], _BEYOND * SECOND)) for number, unit in parts)
     raise InvalidInput(
-        f"{_shown(value)} is not a duration", code="invalid_duration", field=field, hint='write "250ms", "90s", "10m", "2h", "1d", or a number of seconds'
+        f"{_shown(value)} is not a duration",
+        code="invalid_duration",
+        field=field,
+        hint='write "250ms", "90s", "10m", "2h", "1d", "1h30m", or a number of seconds',
     )
 
 

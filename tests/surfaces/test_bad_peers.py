@@ -230,7 +230,7 @@ def test_too_many_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_bodies_that_are_held_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incoming, "MOST_HELD", 100_000)
-    large = task(payload="x" * 60_000)
+    large = task(payload="x" * 160_000)
 
     async def act(peer: Peer) -> None:
         async with peer.connect() as (_, writer):

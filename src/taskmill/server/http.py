@@ -27,7 +27,7 @@ from taskmill.server import live
 from taskmill.server.access import Caller, Forbidden, Unauthenticated
 from taskmill.server.access import Scope as Right
 from taskmill.server.audit import REQUEST
-from taskmill.server.incoming import Body, Held, check_values
+from taskmill.server.incoming import LARGE, Body, Held, Share, Unpacking, check_values
 from taskmill.server.problem import CONTENT_TYPE, LONGEST_URL, Refused, invalid, problem_of, retry_after, url_too_long
 from taskmill.server.rest.streams import EVENTS, WEBSOCKET
 from taskmill.server.routes import Call, Receive, Route, no_route, read_query
@@ -45,8 +45,6 @@ Stream = Callable[..., Awaitable[None]]
 JSON = b"application/json"
 MOST_HEADERS = 100
 LONGEST_HEADERS = 32_768
-LARGE = 262_144
-"""Bytes of a body that is parsed beside the loop: others are answered meanwhile."""
 ONCE = (b"authorization", b"host", b"content-type", b"content-encoding", b"idempotency-key", b"origin")
 """Headers of which two say two things: whoever stands in between may have believed the other one."""
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
@@ -124,12 +122,7 @@ class Http:
             if route is None:
                 allowed = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
                 raise Refused(405, "method_not_allowed", f"{method[:20]} is not allowed here", f"one of {allowed}", ((b"allow", allowed.encode()),))
-            caller = await self._let_in(route, scope, headers)
-            call = await self._read(route, caller, scope, headers, body, request_id)
-            answer = await route.handler(call)
-            status = answer.status or route.status
-            data = b"" if answer.data is None and status == 204 else answer.data if isinstance(answer.data, bytes) else _encode(answer.data)
-            written = Written(status, data, answer.headers if isinstance(answer.data, bytes) else (*answer.headers, (b"content-type", JSON)))
+            written = await self._done(route, scope, headers, body, request_id)
         except TaskmillError as error:
             written = _refusal(error, request_id, name)
         except asyncio.CancelledError:
@@ -141,6 +134,16 @@ class Http:
         # Told of before it leaves: whoever has been answered finds the request counted.
         self.observed("http", f"{method if route else 'OTHER'} {name}", str(written.status), (time.perf_counter_ns() - began) // 1_000)
         await _write(scope, send, written, request_id, body)
+
+    async def _done(self, route: Route, scope: Scope, headers: dict[bytes, bytes], body: Body, request_id: str) -> Written:
+        caller = await self._let_in(route, scope, headers)
+        with Share(self._held) as share:
+            answer = await route.handler(await self._read(route, caller, scope, headers, body, share, request_id))
+        status = answer.status or route.status
+        if isinstance(answer.data, bytes):
+            return Written(status, answer.data, answer.headers)
+        data = b"" if answer.data is None and status == 204 else _encode(answer.data)
+        return Written(status, data, (*answer.headers, (b"content-type", JSON)))
 
     # Live events
 
@@ -207,21 +210,27 @@ class Http:
 
     # Reading
 
-    async def _read(self, route: Route, caller: Caller, scope: Scope, headers: dict[bytes, bytes], body: Body, request_id: str) -> Call[Any, Any]:
+    async def _read(self, route: Route, caller: Caller, scope: Scope, headers: dict[bytes, bytes], body: Body, share: Share, request_id: str) -> Call[Any, Any]:
         try:
             query = read_query(scope["query_string"].decode("ascii"), route.query)
         except UnicodeDecodeError:
             raise InvalidInput("the query is not ASCII", code="invalid_query", field="query", hint="write it percent-encoded") from None
-        value = None if route.body is None else await self._value(route, route.body, headers, body)
+        value = None if route.body is None else await self._value(route, route.body, headers, body, share)
         return Call(self.service, caller, scope.get("path_params", {}), query, value, headers, request_id, body.receive)
 
-    async def _value(self, route: Route, kind: type, headers: dict[bytes, bytes], body: Body) -> Any:
+    async def _value(self, route: Route, kind: type, headers: dict[bytes, bytes], body: Body, share: Share) -> Any:
         if not body.whole:
             _check_json(headers.get(b"content-type", b""))
-        data = await body.read(route.body_limit, self._held)
-        if not data and _optional(kind):
-            return kind()
-        return _parsed(data, route, kind) if len(data) <= LARGE else await asyncio.to_thread(_parsed, data, route, kind)
+        data = await body.read(route.body_limit, share)
+        unpacking = Unpacking(data if body.packed else b"", route.body_limit)
+        if not unpacking.ended:
+            share.grow(unpacking.step(LARGE))
+        if not unpacking.ended or (not body.packed and len(data) > LARGE):
+            async with share.held.large:
+                while not unpacking.ended:
+                    share.grow(await asyncio.to_thread(unpacking.step))
+                return await asyncio.to_thread(_parsed, unpacking.whole() if body.packed else data, route, kind)
+        return _parsed(unpacking.whole() if body.packed else data, route, kind)
 
     # Refusing
 
@@ -259,6 +268,8 @@ _NOBODY = Caller(key="", scopes=frozenset())
 
 def _parsed(data: bytes, route: Route, kind: type) -> Any:
     """Text that is written as it would be stored holds its payloads as they are stored: they are taken out of it, not made."""
+    if not data and _optional(kind):
+        return kind()
     check_values(data)
     text = codec.stored(data, field="body", limit=route.body_limit, whole=not route.deep_parts)
     try:

@@ -1,7 +1,10 @@
 """The body of a request: read within bounds, or not at all.
 
-Bounded are one body, packed and unpacked; all that are held at once; and how many values one makes, since a byte of JSON can cost thirty bytes of memory. A
-caller that is refused before its body was read is answered at once, but a connection that is closed with bytes unread is reset, and the answer with it: so
+Bounded are one body, packed and unpacked; what a packed one grows by; all that are held at once, until each is answered; and how many values one makes, since a
+byte of JSON can cost thirty bytes of memory. Large ones are unpacked and parsed beside the loop, one at a time: a parser holds the interpreter, so two of them
+would hold everyone else up for twice as long.
+
+A caller that is refused before its body was read is answered at once, but a connection that is closed with bytes unread is reset, and the answer with it: so
 what still comes is thrown away for a moment.
 """
 
@@ -11,63 +14,86 @@ import asyncio
 import contextlib
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, Self
 
 from taskmill import codec
 from taskmill.clock import SECOND
 from taskmill.errors import InvalidInput, RateLimited
 from taskmill.server.problem import Refused
 
-__all__ = ["Body", "Held", "check_values"]
+__all__ = ["LARGE", "Body", "Held", "Share", "Unpacking", "check_values"]
 
-MOST_HELD = 256 << 20
+MOST_HELD = 96 << 20
+"""Bytes of all bodies over `SMALL` that are read, parsed or answered now."""
+SMALL = 64 << 10
+"""Bytes of a body that are not counted: they wait for nobody."""
+LARGE = 256 << 10
+"""Bytes of a body that is unpacked and parsed beside the loop: others are answered meanwhile."""
+FREE, MOST_GROWTH = 1 << 20, 20
+"""A packed body may unpack to so many bytes, and beyond them to so many times its size."""
+PIECE = 1 << 20
+"""Bytes that are unpacked at once."""
 MOST_VALUES = 250_000
 LINGER = 5.0
 MOST_THROWN_AWAY = 64 << 20
 
 
 class Held:
-    """Bytes of bodies that this process has read in part."""
+    """Bytes of bodies that this process holds, over all callers."""
 
     def __init__(self) -> None:
         self.size = 0
+        self.large = asyncio.Lock()
+        """Held by the one large body that is unpacked and parsed now."""
 
-    def take(self, size: int) -> None:
-        if self.size + size > MOST_HELD:
+
+class Share:
+    """What one request holds of them, from its first byte until it is answered."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+        self.size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.grow(-self.size)
+
+    def grow(self, by: int) -> None:
+        before, self.size = max(0, self.size - SMALL), self.size + by
+        more = max(0, self.size - SMALL) - before
+        if more > 0 and self.held.size + more > MOST_HELD:
+            self.size -= by
             error = RateLimited("this server reads as many large bodies as it can", code="too_many_bodies", hint="send again in a second, or less at once")
             error.retry_after = SECOND
             raise error
-        self.size += size
+        self.held.size += more
 
 
 class Body:
     """What a request brings beside its head."""
 
-    __slots__ = ("_headers", "receive", "whole")
+    __slots__ = ("_headers", "packed", "receive", "whole")
 
     def __init__(self, headers: Mapping[bytes, bytes], receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> None:
         self._headers = headers
         self.receive = receive
+        self.packed = False
         self.whole = b"transfer-encoding" not in headers and headers.get(b"content-length", b"0") == b"0"
         """Nothing of it is still to come."""
 
-    async def read(self, limit: int, held: Held) -> bytes:
-        """All of it, never more than allowed; a packed one is judged by its unpacked size."""
-        packed = self._check(limit)
+    async def read(self, limit: int, share: Share) -> bytes:
+        """All of it as it came, never more than allowed."""
+        self.packed = self._check(limit)
         parts: list[bytes] = []
-        size = 0
-        try:
-            while not self.whole:
-                part = await self._part()
-                if size + len(part) > limit:
-                    raise _too_large(limit)
-                held.take(len(part))
-                size += len(part)
-                parts.append(part)
-        finally:
-            held.size -= size
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        return _unpacked(data, limit) if packed else data
+        while not self.whole:
+            part = await self._part()
+            if share.size + len(part) > limit:
+                raise _too_large(limit)
+            share.grow(len(part))
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _check(self, limit: int) -> bool:
         length = self._headers.get(b"content-length", b"")
@@ -98,17 +124,41 @@ class Body:
                     left -= len(await self._part())
 
 
-def _unpacked(data: bytes, limit: int) -> bytes:
-    unpacking = zlib.decompressobj(wbits=31)
-    try:
-        found = unpacking.decompress(data, limit + 1)
-    except zlib.error:
-        raise InvalidInput("the body is not gzip", code="invalid_encoding", field="body", hint="pack it again, or send it as it is") from None
-    if len(found) > limit:
-        raise _too_large(limit)
-    if data and (not unpacking.eof or unpacking.unused_data):
-        raise InvalidInput("the body is cut off, or something follows it", code="invalid_encoding", field="body", hint="send one whole gzip member")
-    return found
+class Unpacking:
+    """A body in gzip, taken apart piece by piece."""
+
+    def __init__(self, data: bytes, limit: int) -> None:
+        self._limit = limit
+        self._allowed = min(limit, max(FREE, MOST_GROWTH * len(data)))
+        self._rest = data
+        self._stream = zlib.decompressobj(wbits=31)
+        self._parts: list[bytes] = []
+        self._size = 0
+        self.ended = not data
+
+    def step(self, most: int = PIECE) -> int:
+        """The next piece; answers how many bytes it has."""
+        try:
+            part = self._stream.decompress(self._rest, most)
+        except zlib.error:
+            raise InvalidInput("the body is not gzip", code="invalid_encoding", field="body", hint="pack it again, or send it as it is") from None
+        self._rest = self._stream.unconsumed_tail
+        self._parts.append(part)
+        self._size += len(part)
+        if self._size > self._allowed:
+            raise _too_large(self._limit) if self._size > self._limit else _grows_too_much()
+        self.ended = self._stream.eof or (not self._rest and len(part) < most)
+        return len(part)
+
+    def whole(self) -> bytes:
+        if self._parts and (not self._stream.eof or self._stream.unused_data):
+            raise InvalidInput("the body is cut off, or something follows it", code="invalid_encoding", field="body", hint="send one whole gzip member")
+        return b"".join(self._parts)
+
+
+def _grows_too_much() -> Refused:
+    hint = f"send it as it is, or in several requests; over {FREE} bytes gzip may save at most {MOST_GROWTH - 1} of {MOST_GROWTH} bytes"
+    return Refused(413, "body_too_packed", "the body unpacks to far more than was sent", hint, field="body")
 
 
 def _too_large(limit: int) -> Refused:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 
 import msgspec
 
-from taskmill.clock import SECOND
+from taskmill.clock import SECOND, rfc3339
 from taskmill.errors import InvalidInput, RateLimited, StoreError, TaskmillError
 
 __all__ = ["CONTENT_TYPE", "LONGEST_URL", "Problem", "Refused", "invalid", "problem_of", "retry_after", "status_of", "url_too_long"]
@@ -19,9 +18,10 @@ LONGEST_URL = 32_768
 
 _UNREADABLE = {"body_required", "invalid_json", "invalid_utf8", "too_deep", "duplicate_key", "not_finite", "integer_too_large", "invalid_encoding"}
 _STATUS = {**dict.fromkeys(_UNREADABLE, 400), "payload_too_large": 413, "unknown_edge": 422}
-_PATH = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
-_MISSING = re.compile(r"Object missing required field `(.*?)`")
+_AT, _UNKNOWN, _MISSING = " - at `", "Object contains unknown field `", "Object missing required field `"
+LONGEST_TEXT = 1_000
+LONGEST_NAME = 80
+"""Letters of a caller's own name that are shown, and compared with the names there are: comparing costs the product of both lengths."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,6 +35,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hint: str | None = None
     task_id: str | None = None
     state: str | None = None
+    retry_at: str | None = None
+    """When trying again makes sense, where a time is known."""
     request_id: str | None = None
 
 
@@ -57,6 +59,7 @@ def status_of(error: TaskmillError) -> int:
 
 
 def problem_of(error: TaskmillError, request_id: str | None = None) -> Problem:
+    retry_at = error.retry_at if isinstance(error, RateLimited) else None
     return Problem(
         type=f"urn:taskmill:problem:{error.code}",
         status=status_of(error),
@@ -66,6 +69,7 @@ def problem_of(error: TaskmillError, request_id: str | None = None) -> Problem:
         hint=error.hint,
         task_id=error.task_id,
         state=getattr(error, "state", None),
+        retry_at=None if retry_at is None else rfc3339(retry_at),
         request_id=request_id,
     )
 
@@ -78,18 +82,26 @@ def retry_after(error: TaskmillError) -> int | None:
 
 
 def invalid(error: msgspec.ValidationError, fields: Mapping[str, object] | tuple[str, ...] = ()) -> InvalidInput:
-    """A value of the wrong form: which field, and what it should be."""
-    text = str(error)
-    path = found[1] if (found := _PATH.search(text)) else ""
-    message = _PATH.sub("", text)
-    if unknown := _UNKNOWN.search(message):
-        near = get_close_matches(unknown[1], list(fields), 1)
+    """A value of the wrong form: which field, and what it should be. The text holds names that the caller made up, of any length: it is read in one pass."""
+    message, path = _parts(str(error))
+    if message.startswith(_UNKNOWN):
+        name = message.removeprefix(_UNKNOWN)[:LONGEST_NAME].rstrip("`")
+        near = get_close_matches(name, list(fields), 1)
         hint = f"did you mean {near[0]}?" if near else "leave it out, or see /openapi.json for what there is"
-        return InvalidInput("there is no such field", code="unknown_field", field=_joined(path, unknown[1]), hint=hint)
-    if missing := _MISSING.search(message):
-        return InvalidInput("it is required", code="required", field=_joined(path, missing[1]), hint="give it a value")
-    return InvalidInput(message.replace("`", "'"), code="invalid_value", field=path or "body", hint="see /openapi.json for what it may be")
+        return InvalidInput("there is no such field", code="unknown_field", field=_joined(path, name), hint=hint)
+    if message.startswith(_MISSING):
+        return InvalidInput("it is required", code="required", field=_joined(path, message.removeprefix(_MISSING).rstrip("`")), hint="give it a value")
+    return InvalidInput(message[:LONGEST_TEXT].replace("`", "'"), code="invalid_value", field=path or "body", hint="see /openapi.json for what it may be")
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """What is wrong, and the path to it, which msgspec writes behind everything else."""
+    message, _, at = text.rpartition(_AT)
+    path = at.removeprefix("key in ")
+    if message and path.startswith("$") and path.endswith("`"):
+        return message, path[1:-1].removeprefix(".")[:LONGEST_TEXT]
+    return text, ""
 
 
 def _joined(path: str, name: str) -> str:
-    return f"{path}.{name[:80]}" if path else name[:80]
+    return f"{path}.{name}" if path else name

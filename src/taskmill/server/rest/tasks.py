@@ -34,7 +34,10 @@ MOST_TASKS = 10_000
 LONGEST_WAIT = 60 * SECOND
 BATCH_LIMIT = 32 << 20
 READ_AT_ONCE = 500
-"""Tasks of a batch that are looked at before others have their turn."""
+BYTES_AT_ONCE = 128 << 10
+"""Tasks of a batch, and their bytes, that are looked at before others have their turn."""
+BESIDE_PAYLOAD = 1 << 20
+"""Bytes that one task of a batch may have beside its payload."""
 
 
 class UniqueBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -198,11 +201,15 @@ async def _read_batch(call: Call[Nothing, BatchBody]) -> list[tuple[NewTask | No
     service = call.service
     new_id, limit, now = service.new_id, service.settings.payload_limit, service.engine.clock.now()
     found: list[tuple[NewTask | None, Any, Any]] = []
+    size = 0
     for number, item in enumerate(map(bytes, call.body.tasks), 1):
-        if number % READ_AT_ONCE == 0:
+        size += len(item)
+        if number % READ_AT_ONCE == 0 or size > BYTES_AT_ONCE:
+            size = 0
             await asyncio.sleep(0)
         codec.check_depth(item, 2, field="body")
         try:
+            codec.sized(item, field="task", limit=limit + BESIDE_PAYLOAD)
             task, durability = task_of(read_task(item), new_id, payload_limit=limit, now=now)
             found.append((_traced(task, call.headers), durability, None))
         except msgspec.ValidationError as error:

@@ -141,7 +141,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
         ),
     ] = SECOND
     lease: Annotated[
-        int, Setting("duration", "How long a worker may be silent before its tasks run elsewhere; at least two beats", minimum=20 * MILLISECOND, maximum=DAY)
+        int, Setting("duration", "How long a worker may be silent before its tasks run elsewhere; at least three beats", minimum=20 * MILLISECOND, maximum=DAY)
     ] = 4 * SECOND
     remote_lease: Annotated[
         int,
@@ -166,6 +166,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
             "duration", "How long a handler may go on after it was cancelled or its time was over, before its process is killed", minimum=SECOND, maximum=HOUR
         ),
     ] = 5 * SECOND
+    start_timeout: Annotated[
+        int,
+        Setting(
+            "duration",
+            "How long a process for an isolated task may take to import and start the app, before its own time",
+            minimum=SECOND,
+            maximum=HOUR,
+        ),
+    ] = MINUTE
     concurrency: Annotated[int, Setting("integer", "How many tasks one worker process runs at once", minimum=1, maximum=4_000)] = 10
     processes: Annotated[int, Setting("integer", "How many worker processes one `taskmill worker` starts", minimum=1, maximum=256)] = 1
     max_tasks: Annotated[int, Setting("integer", "Tasks after which a worker process is replaced by a new one; 0: never", maximum=2**31 - 1)] = 0
@@ -520,9 +529,9 @@ def _check(settings: Settings, given: Mapping[str, _Given]) -> None:
             raise InvalidSettings(message + place, code="contradiction", field=one.field if one else field, hint=hint)
 
     beat, lease, term, every, remote = map(format_duration, (settings.beat, settings.lease, settings.term, settings.recovery_interval, settings.remote_lease))
-    late = "one late beat would lose it; at least 2 × beat"
-    need(settings.lease >= 2 * settings.beat, "lease", "beat", f"a lease of {lease} is shorter than two beats of {beat}", late)
-    need(settings.term >= 2 * settings.beat, "term", "beat", f"a term of {term} is shorter than two beats of {beat}", late)
+    late = "late beats would lose it; at least {} × beat".format
+    need(settings.lease >= 3 * settings.beat, "lease", "beat", f"a lease of {lease} is shorter than three beats of {beat}", late(3))
+    need(settings.term >= 2 * settings.beat, "term", "beat", f"a term of {term} is shorter than two beats of {beat}", late(2))
     need(
         settings.recovery_interval < settings.lease,
         "recovery_interval",

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from taskmill import Retry
 from taskmill.context import Context
 from tests.faults import effects, stepped
 from tests.faults.observed import ObservedApp, folder
@@ -99,9 +100,28 @@ async def freeze(ctx: Context) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@app.task(max_crashes=2)
-async def fatal(ctx: Context) -> None:
-    """Takes its process down, every time."""
+@app.task(max_crashes=OFTEN)
+async def meet(ctx: Context, gate: str) -> None:
+    """The first attempt stays until its process ends; a second one says how long it lasts, so that many of them would be seen side by side."""
     with noted(ctx):
+        if ctx.attempt == 1:
+            await asyncio.to_thread(pass_through, gate)
+        await asyncio.sleep(0.01)
+
+
+@app.task(timeout="200ms", retry=Retry.fixed(max_retries=1, delay="10ms"))
+def deaf(ctx: Context, gate: str) -> None:
+    """The first attempt does not listen when its time is over."""
+    with noted(ctx):
+        if ctx.attempt == 1:
+            pass_through(gate)
+
+
+@app.task(max_crashes=2)
+async def fatal(ctx: Context, gate: str | None = None) -> None:
+    """Takes its process down, every time; the first time at a gate, where there is one."""
+    with noted(ctx):
+        if gate and ctx.attempt == 1:
+            await asyncio.to_thread(pass_through, gate)
         os.kill(os.getpid(), signal.SIGKILL)
         await asyncio.Event().wait()

@@ -103,6 +103,14 @@ class Client:
     async def attempts(self, id: str) -> tuple[Attempt, ...]:
         return await self.operations.attempts(id)
 
+    async def ended_attempts(self, id: str, n: int) -> tuple[Attempt, ...]:
+        """Until so many of its attempts have ended."""
+        deadline = time.monotonic() + GENEROUS
+        while len(found := [attempt for attempt in await self.attempts(id) if attempt.ended_at is not None]) < n:
+            assert time.monotonic() < deadline, f"{len(found)} attempts have ended, not {n}"
+            await asyncio.sleep(ROUND)
+        return tuple(found)
+
 
 @contextlib.asynccontextmanager
 async def client(url: str) -> AsyncIterator[Client]:

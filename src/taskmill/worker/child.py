@@ -122,13 +122,12 @@ class Child:
         self._engine: Engine = app.engine
         self._stats = Stats()
         self._metrics = metrics
-        self._runners = Runners(start.target, settings.kill_after, start.log_level)
+        self._runners = Runners(start.target, settings.kill_after, start.log_level, start_limit=settings.start_timeout)
         self._finisher = Finisher(self._engine, board, self._told)
         self._executor = Executor(
             app, board, self._finisher.add, self._room, self._runners, self._engine.clock, self._stats,
             concurrency=settings.concurrency, kill_after=settings.kill_after, settle=self._finisher.settle,
         )  # fmt: skip
-        self._executor.suspects.update(start.suspects)
         joining = app.joining(start.worker, start.queues, lease=settings.lease, info=start.info)
         self._joining = joining
         alone = [name for name in joining.types if app.types[name].mode == "isolated"]
@@ -199,8 +198,6 @@ class Child:
                     self._executor.release_waiting()
                 case "resume":
                     self._claimer.resume()
-                case "suspect":
-                    self._executor.suspects.update(message.ids)
                 case "drain":
                     self._until = None if message.number is None else self._engine.clock.monotonic() + message.number
                     self._drain.set()
@@ -213,8 +210,7 @@ class Child:
             now = self._engine.clock.monotonic()
             self._board.tick(now)
             watchdog.turned(now)
-            if self._executor.stuck(begun):
-                self._executor.release_waiting()
+            self._executor.release_stuck(begun)
             begun = self._executor.begun
             await asyncio.sleep(TICK / SECOND)
 

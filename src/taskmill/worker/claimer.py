@@ -60,7 +60,8 @@ class Claimer:
     def _enough(self) -> bool:
         executor = self._executor
         waiting = executor.waiting
-        return waiting <= self._prefetch // 2 and (executor.free > waiting or self._prefetch > 0) and self._board.free > self._prefetch
+        spare = executor.free > waiting or self._prefetch > 0
+        return spare and waiting <= self._prefetch // 2 and not executor.crowded and self._board.free > self._prefetch
 
     def pause(self) -> None:
         self._open.clear()
@@ -123,7 +124,7 @@ class Claimer:
             self._measured = (now, executor.ran)
         waiting = executor.waiting
         prefetch = min(self._prefetch, self._board.free - executor.concurrency)
-        return Room(max(0, executor.free - waiting), self._left(), max(0, prefetch - max(0, waiting - executor.free)))
+        return Room(max(0, min(executor.free - waiting, self._board.free)), self._left(), max(0, prefetch - max(0, waiting - executor.free)))
 
     def _left(self) -> Mapping[str, int]:
         """How many more of the types that are bounded here."""

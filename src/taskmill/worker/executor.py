@@ -7,6 +7,11 @@ coroutine, a thread or a process that runs one handler at a time. Whoever has a 
 gives the slot back: short tasks share one hop, and a long one holds up nobody, because what has not begun is still in the line. After a
 slice of time it lets the loop turn, and the other lines have their say.
 
+Suspects stand in a fourth line: tasks whose earlier attempt took a process down, or had to be killed with it. They run in processes of their
+own, in one slot beside the others, so that a crash with many tasks in flight is not followed by as many processes. Those that wait for that
+slot hold up no other task. When it stays taken for long, one more opens, up to the number of processors; after that they go back to the store,
+and other workers can have them.
+
 One timer serves all deadlines: it looks four times a second, and earlier when a handler begins whose time is over before that. A handler that
 is past its deadline, or whose task was cancelled, is asked to end: its coroutine is cancelled, `ctx.cancelled` is true. If it does not, the
 supervisor kills the whole process at the hard deadline, which stands on the board; so it happens also when this loop is blocked.
@@ -15,16 +20,21 @@ supervisor kills the whole process at the hard deadline, which stands on the boa
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from taskmill.clock import MILLISECOND, SECOND, Clock
+from msgspec.structs import replace
+
+from taskmill.clock import MILLISECOND, SECOND, Clock, format_duration
 from taskmill.engine import Claimed, Ending, Outcome
+from taskmill.task import ErrorInfo
 from taskmill.worker.attempt import CANCELLED, LEASE_LOST, STOPPING, TIMEOUT, Running, attempt_async, attempt_sync, ended, unbegun
 from taskmill.worker.board import Board
 from taskmill.worker.process import keep_standard_streams
@@ -33,7 +43,9 @@ from taskmill.worker.stats import Stats
 if TYPE_CHECKING:
     from taskmill.app import App
 
-__all__ = ["Executor", "Isolation"]
+__all__ = ["Executor", "HandlerUnavailable", "Isolation"]
+
+log = logging.getLogger("taskmill")
 
 SLICE = MILLISECOND
 """How long a slot goes on before the loop turns."""
@@ -41,12 +53,23 @@ THREAD_SLICE = 5 * MILLISECOND
 TICK = 250 * MILLISECOND
 SUSPECT_AFTER = 2
 """Losses after which a task runs in a process of its own: one may be a machine's fault, two look like the task's."""
+PROCESSORS = os.cpu_count() or 1
+MOST_SUSPECTS = 1_000
+"""Suspects that may wait here; with so many, the worker claims nothing until some have run."""
+SUSPECTS_WAIT = 5 * SECOND
+"""How long suspects wait for a slot that does not come back: then they get one more, or others may have them."""
+COME_BACK = 10 * SECOND
+"""When a task comes back for which no process could be started."""
+
+
+class HandlerUnavailable(Exception):
+    """The app does not import in a new process, does not start there, or takes too long: no fault of the task."""
 
 
 class Isolation(Protocol):
     """Where attempts run in processes of their own."""
 
-    async def attempt(self, running: Running) -> Outcome: ...
+    async def attempt(self, running: Running, begin: Callable[[], bool]) -> Outcome | None: ...
 
 
 class Line:
@@ -110,14 +133,15 @@ class Executor:
         self._stats = stats
         self._kill_after = kill_after
         self._loop = asyncio.get_running_loop()
-        self._on_loop, self._in_threads, self._alone = Line(), Line(), Line()
+        self._on_loop, self._in_threads, self._alone, self._suspects = Line(), Line(), Line(), Line()
+        self._suspect_slots = 0
+        self._suspect_begun = 0
         self._coming = {self._on_loop: 0, self._alone: 0}
         """Slots that have not taken their first task yet."""
         self._threads = Threads(self._on_thread, self._collect, self._loop)
         self._slots: set[asyncio.Task[None]] = set()
         self._context = copy_context()
         self.held: dict[int, Running] = {}
-        self.suspects: set[str] = set()
         self.concurrency = concurrency
         self.free = concurrency
         self.ran = 0
@@ -139,30 +163,53 @@ class Executor:
 
     def _line_of(self, running: Running) -> Line:
         claimed = running.claimed
-        mode = running.declared.mode
-        if mode == "isolated" or claimed.crashes >= SUSPECT_AFTER or claimed.id in self.suspects:
-            return self._alone
-        return self._on_loop if mode == "async" else self._in_threads
+        if claimed.suspect or claimed.crashes >= SUSPECT_AFTER:
+            return self._suspects
+        match running.declared.mode:
+            case "isolated":
+                return self._alone
+            case "async":
+                return self._on_loop
+            case _:
+                return self._in_threads
 
     @property
     def waiting(self) -> int:
-        """How many have no slot yet, nor one on its way: the claimer is not told when a slot arrives, so it must not wait for that."""
+        """How many have no slot yet, nor one on its way: the claimer is not told when a slot arrives, so it must not wait for that.
+
+        Suspects do not count: the slot that they wait for is none of those that the claimer fills.
+        """
         there = len(self._on_loop) + len(self._in_threads) + len(self._alone)
         return max(0, there - self._coming[self._on_loop] - self._coming[self._alone] - self._threads.coming)
 
+    @property
+    def crowded(self) -> bool:
+        """So many suspects wait that a claim could bring more than this process may hold."""
+        return len(self._suspects) >= MOST_SUSPECTS
+
     def _fill(self) -> None:
         """A slot for each task that waits, as long as there are any."""
+        if len(self._suspects) and not self._suspect_slots:
+            self._open_suspect_slot()
         while self.free > 0 and (line := self._next_line()) is not None:
             self.free -= 1
             if line is self._in_threads:
                 self._threads.wake()
             else:
                 self._coming[line] += 1
-                # Not in the context of the handler that made room for it.
-                slot = self._loop.create_task(self._on_slot() if line is self._on_loop else self._on_process(), context=self._context.copy())
-                self._slots.add(slot)
-                slot.add_done_callback(self._slots.discard)
+                self._open_slot(self._on_slot() if line is self._on_loop else self._on_process())
         self._room()
+
+    def _open_suspect_slot(self) -> None:
+        self._suspect_slots += 1
+        self._suspect_begun = self._now()
+        self._open_slot(self._on_suspect())
+
+    def _open_slot(self, work: Coroutine[Any, Any, None]) -> None:
+        """Not in the context of the handler that made room for it."""
+        slot = self._loop.create_task(work, context=self._context.copy())
+        self._slots.add(slot)
+        slot.add_done_callback(self._slots.discard)
 
     def _next_line(self) -> Line | None:
         """The line that has more tasks than slots on their way to it, and whose first task comes first: by priority, then by age.
@@ -226,12 +273,38 @@ class Executor:
     async def _on_process(self) -> None:
         """A slot in a process: one task, since it may be asked to end by cancelling this coroutine."""
         self._coming[self._alone] -= 1
-        running = self._alone.take()
-        if running is not None:
-            running.task = asyncio.current_task()
-            if self._begin(running, alone=True):
-                self._ended(running, await self._isolation.attempt(running))
+        await self._run_alone(self._alone.take())
         self._give_back()
+
+    async def _on_suspect(self) -> None:
+        """A slot of the suspects: one task, as above."""
+        await self._run_alone(self._suspects.take())
+        keep_standard_streams()
+        self._suspect_slots -= 1
+        if len(self._suspects):
+            self._open_suspect_slot()
+        self._room()
+
+    async def _run_alone(self, running: Running | None) -> None:
+        if running is None:
+            return
+        running.task = asyncio.current_task()
+        try:
+            outcome = await self._isolation.attempt(running, lambda: self._begin(running, alone=True))
+        except HandlerUnavailable as error:
+            self._put_off(running, error)
+        except asyncio.CancelledError:  # asked to end before it began
+            self._not_begun(running)
+        else:
+            if outcome is not None:
+                self._ended(running, outcome)
+
+    def _put_off(self, running: Running, error: HandlerUnavailable) -> None:
+        """No process could be started for it: no failure, and it comes back when that may have changed."""
+        claimed = running.claimed
+        log.error("task %s cannot begin and comes back in %s: %s", claimed.id, format_duration(COME_BACK), error, extra={"task_id": claimed.id})
+        if self.held.pop(claimed.token, None) is not None:
+            self._finish(replace(unbegun(running, Ending.SNOOZED), after=COME_BACK, error=ErrorInfo("handler_unavailable", str(error))))
 
     def _on_thread(self, arrived: Callable[[], None], done: Callable[[Running, Outcome], None]) -> None:
         """A slot in a thread."""
@@ -323,7 +396,21 @@ class Executor:
 
     def release_waiting(self) -> None:
         """Whatever has not begun goes back, for others to run."""
-        for line in (self._on_loop, self._in_threads, self._alone):
+        self._release(self._on_loop, self._in_threads, self._alone, self._suspects)
+
+    def release_stuck(self, begun_before: int) -> None:
+        """Whatever waits for slots that do not come back goes back, for others to run."""
+        if self.free <= 0 and self._begun == begun_before and self.waiting > 0:
+            self._release(self._on_loop, self._in_threads, self._alone)
+        if len(self._suspects) and self._now() - self._suspect_begun > SUSPECTS_WAIT:
+            if self._suspect_slots < PROCESSORS:
+                self._open_suspect_slot()
+            else:
+                self._suspect_begun = self._now()
+                self._release(self._suspects)
+
+    def _release(self, *lines: Line) -> None:
+        for line in lines:
             while (running := line.take()) is not None:
                 self._not_begun(running)
 
@@ -340,10 +427,6 @@ class Executor:
                 self._settle(running.ending)
             else:
                 self._finish(ended(running, Ending.RELEASED) if running.started else unbegun(running, Ending.RELEASED))
-
-    def stuck(self, begun_before: int) -> bool:
-        """Nothing has begun since then, no slot is free, and something waits that others could run."""
-        return self.free <= 0 and self._begun == begun_before and self.waiting > 0
 
     @property
     def begun(self) -> int:

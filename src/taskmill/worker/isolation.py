@@ -1,5 +1,10 @@
 """Attempts in processes of their own: for handlers that burn CPU, and for tasks that took a process down with them.
 
+    a rested runner, or a new one: its process starts, imports the app, says "ready" ──▶ the attempt begins ──▶ its outcome
+
+The time of an attempt begins when its runner is ready. A start has a limit of its own, and one that fails is no failure of the task: it
+comes back later. No more processes start at a time than there are processors.
+
 A runner runs one attempt at a time and is used again, unless the attempt left its process other than it found it. It can be killed
 without harm to anybody else, so here a timeout and a cancel are final: the handler is asked first, and gone a second later.
 """
@@ -11,18 +16,20 @@ import contextlib
 import os
 import socket
 import sys
+from collections.abc import Callable
 from types import MappingProxyType
 
 import msgspec
 
-from taskmill.clock import SECOND
+from taskmill.clock import MINUTE, SECOND, format_duration
 from taskmill.engine import Claimed, Ending, Outcome
 from taskmill.task import ErrorInfo
 from taskmill.worker.attempt import Running, ended, failed
 from taskmill.worker.channel import Channel, Message
+from taskmill.worker.executor import PROCESSORS, HandlerUnavailable
 from taskmill.worker.process import death, kill
 
-__all__ = ["HandlerUnavailable", "Job", "Runners"]
+__all__ = ["Job", "Runners"]
 
 MOST_IDLE = 4
 LAST_BREATH = 0.5
@@ -48,38 +55,47 @@ def _plain(value: object) -> object:
 
 
 class Runners:
-    """The runners of one child."""
+    """The runners of one child; `start_limit` is how long one may take until it is ready."""
 
-    def __init__(self, target: str, kill_after: int, log_level: str | None = None) -> None:
+    def __init__(self, target: str, kill_after: int, log_level: str | None = None, *, start_limit: int = MINUTE) -> None:
         self._target = target
         self._log_level = log_level
         self._patience = min(SECOND, kill_after // 2) / SECOND
+        self._start_limit = start_limit
+        self._starting = asyncio.Semaphore(PROCESSORS)
         self._idle: list[_Runner] = []
         self._all: set[_Runner] = set()
 
-    async def attempt(self, running: Running) -> Outcome:
-        """Run it to its end, whatever that is."""
-        runner: _Runner | None = None
+    async def attempt(self, running: Running, begin: Callable[[], bool]) -> Outcome | None:
+        """Run it to its end, whatever that is; `begin` is asked when a runner is ready for it, and None answered if it must not begin.
+
+        HandlerUnavailable: no runner could be started.
+        """
+        runner = await self._ready()
+        if not begin():
+            await self._put_back(runner)
+            return None
         try:
-            runner = self._rested() or await self._start()
             outcome = await runner.attempt(running)
         except asyncio.CancelledError as asked:
             outcome = await self._ask(runner, running, asked)
         except _Died as died:
             outcome = ended(running, Ending.CRASHED, error=ErrorInfo("crashed", str(died)))
-        except HandlerUnavailable as error:
-            outcome = msgspec.structs.replace(failed(running, error), error=ErrorInfo("handler_unavailable", str(error)))
-        if runner is not None:
-            await self._put_back(runner)
+        await self._put_back(runner)
         return outcome
 
-    async def _ask(self, runner: _Runner | None, running: Running, asked: BaseException) -> Outcome:
+    async def _ask(self, runner: _Runner, running: Running, asked: BaseException) -> Outcome:
         """The executor wants it to end: the handler is told, and killed when it does not listen."""
-        if runner is not None:
-            with contextlib.suppress(TimeoutError, _Died):
-                return await asyncio.wait_for(runner.ask(running), self._patience)
-            runner.kill()
+        with contextlib.suppress(TimeoutError, _Died):
+            return await asyncio.wait_for(runner.ask(running), self._patience)
+        runner.kill()
         return failed(running, asked)
+
+    async def _ready(self) -> _Runner:
+        if (runner := self._rested()) is not None:
+            return runner
+        async with self._starting:
+            return self._rested() or await self._start()
 
     def _rested(self) -> _Runner | None:
         """One that has run others before; what an earlier handler left in it may have ended it since, which is not this one's fault."""
@@ -93,6 +109,16 @@ class Runners:
     async def _start(self) -> _Runner:
         runner = await _Runner.start(self._target, self._log_level)
         self._all.add(runner)
+        try:
+            async with asyncio.timeout(self._start_limit / SECOND):
+                await runner.ready()
+        except BaseException as error:
+            self._all.discard(runner)
+            await runner.end()
+            if isinstance(error, TimeoutError):
+                limit = format_duration(self._start_limit)
+                raise HandlerUnavailable(f"the app was not ready in a new process after {limit}; the setting start_timeout allows more") from None
+            raise
         return runner
 
     async def _put_back(self, runner: _Runner) -> None:
@@ -105,10 +131,6 @@ class Runners:
     async def close(self) -> None:
         for runner in self._all:
             await runner.end()
-
-
-class HandlerUnavailable(Exception):
-    """The app does not import in a new process, or does not start there: no fault of the task."""
 
 
 class _Died(Exception):
@@ -138,6 +160,14 @@ class _Runner:
     def alive(self) -> bool:
         return self._process.returncode is None
 
+    async def ready(self) -> None:
+        """Its app has been imported and started."""
+        message = await self._channel.hear()
+        if message is None:
+            raise HandlerUnavailable(f"the app does not start in a new process: {await self._death()}")
+        if message.kind == "failed":
+            raise HandlerUnavailable(message.text)
+
     async def attempt(self, running: Running) -> Outcome:
         job = Job(running.claimed, running.received, running.started, running.deadline)
         self._channel.say(Message("attempt", data=msgspec.Raw(encode(job))))
@@ -151,9 +181,6 @@ class _Runner:
         message = await self._channel.hear()
         if message is None:
             raise _Died(await self._death())
-        if message.kind == "failed":
-            self.fit = False
-            raise HandlerUnavailable(message.text)
         self.fit = message.text != "changed"
         return msgspec.json.decode(message.data, type=Outcome)
 

@@ -65,6 +65,7 @@ async def _app(first: Message, channel: Channel) -> App | None:
         channel.say(Message("failed", text=f"the app does not start in a new process: {type(error).__name__}: {error}"[:1_000]))
         await channel.flush()
         return None
+    channel.say(Message("ready"))
     return app
 
 

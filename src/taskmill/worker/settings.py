@@ -25,8 +25,6 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     queues: tuple[str, ...] = ()
     info: Mapping[str, str] = {}
-    suspects: tuple[str, ...] = ()
-    """Tasks that a process of this supervisor died with."""
     log_level: str | None = None
 
 

@@ -18,7 +18,6 @@ import logging
 import os
 import random
 import signal
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -41,7 +40,6 @@ __all__ = ["Supervisor"]
 
 log = logging.getLogger("taskmill")
 
-MOST_SUSPECTS = 1_000
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 LONGEST_PAUSE_ONCE_JOINED = 1.0
 """One that came so far was killed by a task, and the next must not wait for long."""
@@ -77,7 +75,6 @@ class Supervisor:
         self._companion = companion
         self._store: StoreSettings | None = None
         self._clock = SystemClock()
-        self._suspects: deque[str] = deque(maxlen=MOST_SUSPECTS)
         self._stop = asyncio.Event()
         self._hard = asyncio.Event()
         self._failure: tuple[str, int] | None = None
@@ -203,8 +200,7 @@ class Supervisor:
 
     async def _spawn(self) -> Offspring:
         start = Start(
-            target=self._target, worker=worker_id(), queues=self._queues, info={**self._info, "pid": str(os.getpid())}, suspects=tuple(self._suspects),
-            log_level=self._log_level,
+            target=self._target, worker=worker_id(), queues=self._queues, info={**self._info, "pid": str(os.getpid())}, log_level=self._log_level,
         )  # fmt: skip
         child = await Offspring.spawn(start, self._env)
         self.children.append(child)
@@ -278,16 +274,10 @@ class Supervisor:
     async def _bury(self, child: Offspring, code: int) -> None:
         """Report what it held, and that it is gone."""
         leases = child.board.leases()
-        killed = child.killed or self._hard.is_set()
-        found = funeral.suspects(leases, killed=killed)
-        self._suspects.extend(found)
-        for other in self.children:
-            if found and other is not child:
-                other.channel.say(Message("suspect", ids=tuple(found)))
         if not child.joined or (code == 0 and not leases):
             return
         with contextlib.suppress(TaskmillError):
-            await self._report(child, code, killed=killed)
+            await self._report(child, code, killed=child.killed or self._hard.is_set())
 
     async def _report(self, child: Offspring, code: int, *, killed: bool) -> None:
         assert self.engine is not None

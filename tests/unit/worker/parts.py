@@ -31,12 +31,13 @@ def claimed(
     tenant: str = "",
     headers: dict[str, str] | None = None,
     idempotency_key: str | None = None,
+    suspect: bool = False,
 ) -> Claimed:
     return Claimed(
         id=new_id(), type=type, queue="default", payload=payload, worker="anna", token=token, attempt=1, claimed_at=claimed_at, priority=priority,
         failures=failures, crashes=crashes, max_crashes=3, version=2, created_at=0, retry=retry or Retry(), timeout=timeout, expires_at=None, tenant=tenant,
         limits=(), unwind=False, must_end=None, phase=None, headers=headers or {}, checkpoints={}, signals=(), results=(), ready_at=ready_at,
-        idempotency_key=idempotency_key,
+        idempotency_key=idempotency_key, suspect=suspect,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -26,7 +26,7 @@ FEW = 2
 
 
 class Nowhere:
-    async def attempt(self, running: Running) -> Outcome:
+    async def attempt(self, running: Running, begin: Callable[[], bool]) -> Outcome:
         raise AssertionError(running)
 
 

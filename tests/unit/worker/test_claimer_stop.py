@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
@@ -19,7 +20,7 @@ from taskmill.worker.stats import Stats
 
 
 class Alone:
-    async def attempt(self, running: Running) -> NoReturn:
+    async def attempt(self, running: Running, begin: Callable[[], bool]) -> NoReturn:
         raise AssertionError(running)
 
 

@@ -14,9 +14,10 @@ import pytest
 from taskmill import App, Context
 from taskmill.clock import MILLISECOND, SECOND, SystemClock
 from taskmill.engine import Ending, Outcome
+from taskmill.worker import executor as module
 from taskmill.worker.attempt import Running, ended
 from taskmill.worker.board import Board, Lease
-from taskmill.worker.executor import Executor, Threads
+from taskmill.worker.executor import Executor, HandlerUnavailable, Threads
 from taskmill.worker.stats import Stats
 from tests.unit.worker.parts import claimed
 
@@ -25,13 +26,29 @@ left = contextvars.ContextVar("left", default="")
 
 
 class Alone:
-    """Where attempts would run in processes of their own; here they run until they are cancelled."""
+    """Where attempts would run in processes of their own; here each is in a process that starts when it may, and ends when the test lets it."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
+        self.at_once = 0
+        self.most_at_once = 0
+        self.start = asyncio.Event()
+        self.start.set()
+        self.end = asyncio.Event()
+        self.end.set()
+        self.broken = False
 
-    async def attempt(self, running: Running) -> Outcome:
+    async def attempt(self, running: Running, begin: Callable[[], bool]) -> Outcome | None:
+        await self.start.wait()
+        if self.broken:
+            raise HandlerUnavailable("the app does not import")
+        if not begin():
+            return None
         self.begun.append(running.claimed.type)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await self.end.wait()
+        self.at_once -= 1
         return ended(running, Ending.COMPLETED)
 
 
@@ -171,11 +188,10 @@ async def test_by_priority_then_as_claimed(hall: Hall) -> None:
 async def test_what_waits_is_handed_back_when_nothing_moves(hall: Hall) -> None:
     await hall.full("async")
     begun = hall.executor.begun
-    assert not hall.executor.stuck(begun)  # nobody waits
     tokens = hall.offer("note", 3, payload=b'{"line":"x"}')
-    assert not hall.executor.stuck(begun - 1)  # one has begun since
-    assert hall.executor.stuck(begun)
-    hall.executor.release_waiting()
+    hall.executor.release_stuck(begun - 1)  # one has begun since
+    assert hall.executor.waiting == 3
+    hall.executor.release_stuck(begun)
     outcomes = await hall.ended(3)
     assert {outcome.token for outcome in outcomes} == set(tokens)
     assert {(outcome.ending, outcome.started_after) for outcome in outcomes} == {(Ending.RELEASED, None)}
@@ -279,13 +295,96 @@ async def test_suspects_run_alone(hall: Hall, crashes: int) -> None:
 
 
 async def test_one_that_took_a_process_with_it_runs_alone(hall: Hall) -> None:
-    task = claimed("note", 77, payload=b'{"line":"x"}')
-    hall.executor.suspects.add(task.id)
-    hall.board.hold([task], 1)
-    hall.executor.offer([task])
+    hall.offer("note", payload=b'{"line":"x"}', suspect=True)
     hall.offer("apart")
     await hall.ended(2)
     assert sorted(hall.alone.begun) == ["apart", "note"]
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_suspects_have_one_slot_beside_the_others(hall: Hall) -> None:
+    """However many there are, one runs at a time; both slots and the claimer's room are for others meanwhile."""
+    hall.alone.end.clear()
+    hall.offer("note", 60, payload=b'{"line":"suspect"}', suspect=True)
+    await turns()
+    assert (hall.alone.begun, hall.executor.free, hall.executor.waiting, hall.executor.crowded) == (["note"], 2, 0, False)
+    await hall.full("async")
+    hall.executor.release_stuck(hall.executor.begun)
+    hall.gate.set()
+    assert {outcome.ending for outcome in await hall.ended(2)} == {Ending.COMPLETED}
+    hall.alone.end.set()
+    assert {outcome.ending for outcome in await hall.ended(60)} == {Ending.COMPLETED}
+    assert (len(hall.alone.begun), hall.alone.most_at_once) == (60, 1)
+
+
+async def test_suspects_behind_a_long_one_get_another_slot_then_another_worker(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROCESSORS", 2)
+    monkeypatch.setattr(module, "SUSPECTS_WAIT", -1)
+    hall.alone.end.clear()
+    tokens = hall.offer("note", 4, payload=b'{"line":"x"}', suspect=True)
+    await turns()
+    assert len(hall.alone.begun) == 1
+    hall.executor.release_stuck(0)
+    await turns()
+    assert (len(hall.alone.begun), hall.outcomes.qsize()) == (2, 0)
+    hall.executor.release_stuck(0)
+    outcomes = await hall.ended(2)
+    assert {(outcome.token, outcome.ending, outcome.started_after) for outcome in outcomes} == {(token, Ending.RELEASED, None) for token in tokens[2:]}
+    hall.alone.end.set()
+    await hall.ended(2)
+
+
+async def test_with_very_many_suspects_nothing_more_is_claimed(hall: Hall) -> None:
+    hall.alone.end.clear()
+    hall.offer("note", module.MOST_SUSPECTS + 1, payload=b'{"line":"x"}', suspect=True)
+    await turns()
+    assert hall.executor.crowded
+    hall.executor.release_waiting()
+    hall.alone.end.set()
+    await hall.ended(module.MOST_SUSPECTS + 1)
+    assert not hall.executor.crowded
+
+
+@pytest.mark.parametrize("suspect", [False, True], ids=["isolated", "suspect"])
+async def test_the_time_of_a_task_begins_when_its_process_is_ready(hall: Hall, suspect: bool) -> None:
+    hall.alone.start.clear()
+    hall.offer("apart", timeout=MILLISECOND, suspect=suspect)
+    await asyncio.sleep(0.05)
+    [lease] = hall.board.leases()
+    assert (lease.started, lease.deadline, hall.alone.begun) == (0, 0, [])
+    hall.alone.start.set()
+    [outcome] = await hall.ended()
+    assert outcome.ending == Ending.COMPLETED
+    assert outcome.started_after is not None
+    assert outcome.started_after >= 50 * MILLISECOND
+
+
+@pytest.mark.parametrize(("asked", "ending"), [("cancel", Ending.CANCELLED), ("stop", Ending.RELEASED), ("withdraw", Ending.RELEASED)])
+async def test_asked_to_end_while_its_process_starts(hall: Hall, asked: str, ending: Ending) -> None:
+    hall.alone.start.clear()
+    [token] = hall.offer("apart")
+    await turns()
+    if asked == "cancel":
+        hall.executor.cancel([hall.last[0].id])
+    elif asked == "stop":
+        hall.executor.stop()
+    else:
+        hall.board.withdraw([token])
+        hall.alone.start.set()
+    [outcome] = await hall.ended()
+    assert (outcome.ending, outcome.started_after, hall.alone.begun) == (ending, None, [])
+
+
+async def test_without_a_process_a_task_comes_back_later_and_has_not_failed(hall: Hall) -> None:
+    hall.alone.broken = True
+    hall.offer("apart")
+    [outcome] = await hall.ended()
+    assert outcome.error is not None
+    assert (outcome.ending, outcome.started_after, outcome.after > 0, outcome.error.code) == (Ending.SNOOZED, None, True, "handler_unavailable")
 
 
 def test_a_thread_that_gives_its_slot_back_when_the_loop_is_gone() -> None:

@@ -7,15 +7,17 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from taskmill import App
-from taskmill.clock import MILLISECOND, MINUTE
+from taskmill.clock import MILLISECOND, MINUTE, SECOND
 from taskmill.engine import Ending, Outcome
 from taskmill.loading import load
 from taskmill.worker.attempt import CANCELLED, TIMEOUT, Running
+from taskmill.worker.executor import PROCESSORS, HandlerUnavailable
 from taskmill.worker.isolation import Runners
 from taskmill.worker.process import death
 from tests.unit.worker.parts import claimed
@@ -66,6 +68,11 @@ async def deaf_loop(fifo: str) -> None:
 """
 
 
+def begun(outcome: Outcome | None) -> Outcome:
+    assert outcome is not None
+    return outcome
+
+
 class Yard:
     """Runners of an app in a file."""
 
@@ -85,7 +92,7 @@ class Yard:
 
     async def run(self, type: str) -> Outcome:
         async with asyncio.timeout(30):
-            return await self.runners.attempt(self.attempt(type))
+            return begun(await self.runners.attempt(self.attempt(type), lambda: True))
 
     async def pid(self, type: str = "pid") -> int:
         outcome = await self.run(type)
@@ -141,12 +148,12 @@ async def test_one_that_died_between_two_attempts_is_nobody_s_crash(yard: Yard) 
 )
 async def test_asked_to_end(yard: Yard, type: str, reason: str, ending: Ending) -> None:
     running = yard.attempt(type)
-    attempt = asyncio.create_task(yard.runners.attempt(running))
+    attempt = asyncio.create_task(yard.runners.attempt(running, lambda: True))
     async with asyncio.timeout(30):
         await asyncio.to_thread(yard.fifo.read_bytes)  # it runs
         running.reason = reason
         attempt.cancel()
-        outcome = await attempt
+        outcome = begun(await attempt)
     assert outcome.ending == ending
     if reason == TIMEOUT:
         assert outcome.error is not None
@@ -154,15 +161,46 @@ async def test_asked_to_end(yard: Yard, type: str, reason: str, ending: Ending) 
     assert await yard.pid()
 
 
+async def test_one_that_must_not_begin_leaves_its_process_to_the_next(yard: Yard) -> None:
+    assert await yard.runners.attempt(yard.attempt("exits"), lambda: False) is None
+    [runner] = yard.runners._all
+    assert await yard.pid() == runner._process.pid
+
+
 async def test_an_app_that_no_longer_imports_is_not_the_task_s_fault(yard: Yard) -> None:
     yard.file.write_text("def (")
-    outcome = await yard.run("pid")
-    assert outcome.ending == Ending.RETRY
-    assert outcome.error is not None
-    assert outcome.error.code == "handler_unavailable"
-    assert "does not import" in outcome.error.message
+    with pytest.raises(HandlerUnavailable, match="does not import"):
+        await yard.run("pid")
     yard.file.write_text(APP)
     assert await yard.pid()
+
+
+@pytest.mark.parametrize(("line", "said"), [("os._exit(3)", "exit code 3"), ("time.sleep(60)", "not ready in a new process after 1s")])
+async def test_an_app_that_does_not_start_in_a_process_of_its_own(yard: Yard, line: str, said: str) -> None:
+    yard.file.write_text(APP.replace("import time\n", f"import time\n{line}\n"))
+    yard.runners._start_limit = SECOND
+    with pytest.raises(HandlerUnavailable, match=said):
+        await yard.runners.attempt(yard.attempt("pid"), lambda: pytest.fail("it began"))
+    assert yard.runners._all == set()
+
+
+async def test_no_more_processes_start_at_once_than_there_are_processors(yard: Yard) -> None:
+    starting, most = 0, 0
+    start = yard.runners._start
+
+    async def counted() -> Any:
+        nonlocal starting, most
+        starting += 1
+        most = max(most, starting)
+        try:
+            return await start()
+        finally:
+            starting -= 1
+
+    yard.runners._start = counted  # type: ignore[method-assign]
+    outcomes = await asyncio.gather(*(yard.run("pid") for _ in range(3 * PROCESSORS)))
+    assert {outcome.ending for outcome in outcomes} == {Ending.COMPLETED}
+    assert 0 < most <= PROCESSORS
 
 
 @pytest.mark.parametrize(

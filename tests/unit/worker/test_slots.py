@@ -29,7 +29,7 @@ def claimed(type: str, token: int) -> Claimed:
 
 
 class Alone:
-    async def attempt(self, running: Running) -> NoReturn:
+    async def attempt(self, running: Running, begin: Callable[[], bool]) -> NoReturn:
         raise AssertionError(running.claimed.type)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.unit.worker.parts import claimed
 
 
 class Nowhere:
-    async def attempt(self, running: Running) -> Outcome:
+    async def attempt(self, running: Running, begin: Callable[[], bool]) -> Outcome:
         raise AssertionError(running)
 
 

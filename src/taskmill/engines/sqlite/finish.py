@@ -26,6 +26,7 @@ from taskmill.engines.rows import (
     SCHEDULED,
     SIGNALS,
     STATES,
+    SUSPECT,
     UNWIND,
     WAITED,
     WAITING,
@@ -148,6 +149,8 @@ def _apply(moves: Moves, row: Row | None, outcome: Outcome, instead: dict[str, S
         _record(moves, row, outcome)
         instead[row.id] = STATES[moves.cancel(row)]
         return None
+    if outcome.suspect or outcome.ending is Ending.CRASHED:
+        row.flags |= SUSPECT
     _APPLY[outcome.ending](moves, row, outcome)
     return None
 
@@ -214,6 +217,7 @@ def _record(moves: Moves, row: Row, outcome: Outcome) -> None:
 
 
 def _completed(moves: Moves, row: Row, outcome: Outcome) -> None:
+    row.flags &= ~SUSPECT
     moves.end(row, COMPLETED, result=outcome.result, error=outcome.error, started_after=outcome.started_after)
 
 

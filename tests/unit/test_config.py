@@ -238,6 +238,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     ("arguments", "field"),
     [
         ({"lease": "1s"}, "lease"),
+        ({"lease": "2900ms", "recovery_interval": "100ms"}, "lease"),
         ({"beat": "3s"}, "beat"),
         ({"beat": "3s", "lease": "10s"}, "beat"),
         ({"term": 1.5}, "term"),

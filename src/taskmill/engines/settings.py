@@ -10,6 +10,7 @@ import msgspec
 from taskmill.errors import InvalidInput
 from taskmill.task import (
     RULES,
+    SCOPE,
     SHARE_LENGTH,
     NewTask,
     Resolved,
@@ -46,6 +47,10 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     from then on."""
     partitions: int = 1
     """Over how many shards of a Redis Cluster it is spread; it may grow. Elsewhere it means nothing."""
+
+    def weight(self, share: str) -> int:
+        """By the share's whole name; a share of a tenant (`scoped`) has its tenant's weight."""
+        return max(1, self.weights.get(share) or self.weights.get(share.partition(SCOPE)[0], 1))
 
 
 class Settings:

@@ -37,9 +37,9 @@ from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.submit import submit, unknown_edge
 from taskmill.engines.sqlite.transitions import Moves, Row, fall_slice, read_rows
-from taskmill.errors import Conflict, Expired, NotFound
+from taskmill.errors import Conflict, Expired, InvalidInput, NotFound
 from taskmill.events import Kind
-from taskmill.task import ErrorInfo, OnFailure, State
+from taskmill.task import MOST_SIGNAL_BYTES, MOST_SIGNALS, MOST_STEP_BYTES, MOST_STEPS, ErrorInfo, OnFailure, State
 
 __all__ = ["checkpoint", "crash", "finish", "signal"]
 
@@ -145,6 +145,7 @@ def _apply(moves: Moves, row: Row | None, outcome: Outcome, instead: dict[str, S
         refusal = _check_wait(moves.step, outcome)
         if refusal is not None:
             return refusal
+    _note_start(moves, row, outcome)
     if row.flags & CANCEL and outcome.ending not in TERMINAL_ENDINGS:
         _record(moves, row, outcome)
         instead[row.id] = STATES[moves.cancel(row)]
@@ -153,6 +154,14 @@ def _apply(moves: Moves, row: Row | None, outcome: Outcome, instead: dict[str, S
         row.flags |= SUSPECT
     _APPLY[outcome.ending](moves, row, outcome)
     return None
+
+
+def _note_start(moves: Moves, row: Row, outcome: Outcome) -> None:
+    """What the attempt itself left: a process that died or was killed makes its task suspect, a handler that began lets go of a key held until then."""
+    if outcome.suspect or outcome.ending is Ending.CRASHED:
+        row.flags |= SUSPECT
+    if outcome.started_after is not None or outcome.ending is Ending.CRASHED:
+        moves.begun(row)
 
 
 def _is_under(row: Row, outcome: Outcome) -> bool:
@@ -345,12 +354,36 @@ def checkpoint(step: Step, entries: Sequence[Checkpoint]) -> tuple[Refusal, ...]
         row = rows.get(entry.task)
         if row is None or row.state != RUNNING or row.token != entry.token or row.worker != entry.worker:
             refused.append(Refusal(entry.task, entry.token, "stale_lease" if row else "not_found", "the lease is no longer current; nothing was written"))
+        elif (refusal := _too_much(step, row, entry)) is not None:
+            refused.append(refusal)
         else:
+            _began(step, row, entry)
             _save_checkpoint(step, row, entry)
     return tuple(refused)
 
 
+def _too_much(step: Step, row: Row, entry: Checkpoint) -> Refusal | None:
+    """A claim brings all steps of its task, so they are bounded."""
+    if entry.name is None:
+        return None
+    steps, size = step.db.execute(queries.other_steps, (row.seq, entry.name)).fetchone() if row.flags & CHECKPOINTS else (0, 0)
+    if steps >= MOST_STEPS:
+        return Refusal(entry.task, entry.token, "too_many_steps", f"the task has {steps} steps already; nothing was written")
+    if size + len(entry.name.encode()) + len(entry.value) > MOST_STEP_BYTES:
+        return Refusal(entry.task, entry.token, "steps_too_large", f"the steps of a task have at most {MOST_STEP_BYTES} bytes; nothing was written")
+    return None
+
+
+def _began(step: Step, row: Row, entry: Checkpoint) -> None:
+    """Its handler runs. That is no change of the task, so it has no version and no event."""
+    if entry.started_after is not None:
+        step.db.execute(queries.set_started, (entry.started_after, row.seq))
+        Moves(step).begun(row)
+
+
 def _save_checkpoint(step: Step, row: Row, entry: Checkpoint) -> None:
+    if entry.name is None and entry.progress is None and entry.unwind is None and entry.phase is None:
+        return
     flags = row.flags
     if entry.name is not None:
         step.db.execute(queries.save_checkpoint, (row.seq, entry.name, entry.value))
@@ -376,9 +409,21 @@ def signal(step: Step, task: str, name: str, data: bytes, signal_id: str) -> int
         return int(sent[0])
     if row.state >= COMPLETED:
         raise Conflict(f"task {task} has ended ({STATES[row.state]})", code="terminal", field="task", hint="a signal reaches live tasks only")
+    if row.flags & SIGNALS:
+        signals, size = step.db.execute(queries.signal_size, (row.seq,)).fetchone()
+        _check_signals(signals, size + len(name.encode()) + len(data))
     number: int = step.db.execute(queries.add_signal, (row.seq, signal_id, name, data, step.now)).fetchone()[0]
     _deliver(step, row, name, number)
     return number
+
+
+def _check_signals(signals: int, size: int) -> None:
+    """A claim brings all signals of its task, so they are bounded."""
+    if signals >= MOST_SIGNALS:
+        raise InvalidInput(f"the task has {signals} signals already", code="too_many_signals", field="task", hint=f"at most {MOST_SIGNALS} to one task")
+    if size > MOST_SIGNAL_BYTES:
+        hint = f"at most {MOST_SIGNAL_BYTES} bytes to one task; send a pointer"
+        raise InvalidInput("the signals of the task are too large", code="signals_too_large", field="data", hint=hint)
 
 
 def _deliver(step: Step, row: Row, name: str, number: int) -> None:

@@ -36,6 +36,15 @@ UPDATE taskmill_task SET flags = flags | 32 WHERE seq = ?;
 -- name: signal_names
 SELECT name FROM taskmill_signal WHERE seq = ? AND number > ?;
 
+-- name: other_steps
+SELECT count(*), coalesce(sum(octet_length(name) + octet_length(value)), 0) FROM taskmill_checkpoint WHERE seq = ? AND name <> ?;
+
+-- name: signal_size
+SELECT count(*), coalesce(sum(octet_length(name) + octet_length(data)), 0) FROM taskmill_signal WHERE seq = ?;
+
+-- name: set_started
+UPDATE taskmill_task SET started_at = claimed_at + ? WHERE seq = ?;
+
 -- name: save_checkpoint
 INSERT INTO taskmill_checkpoint (seq, name, value) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value;
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from taskmill.engine import Room
-from taskmill.engines.rows import UNIQUE_STARTED, decode_names, encode_names, facts
+from taskmill.engines.rows import CHECKPOINTS, SIGNALS, decode_names, encode_names, facts
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
@@ -43,10 +43,11 @@ _SEQ_LAST = itemgetter(4)
 Found = tuple[Any, ...]
 # seq, id, type, queue, priority, ready_at, version, executions, failures, crashes, flags, created_at, expires_at, tenant, must_end, phase, lane,
 # payload, retry, timeout, max_crashes, meta
-(SEQ, ID, TYPE, QUEUE, READY_AT, VERSION, EXECUTIONS, FLAGS, EXPIRES_AT, TENANT, MUST_END, LANE, PAYLOAD) = (0, 1, 2, 3, 5, 6, 7, 10, 12, 13, 14, 16, 17)
+SEQ, ID, TYPE, QUEUE, READY_AT, VERSION, EXECUTIONS, FLAGS = 0, 1, 2, 3, 5, 6, 7, 10
+EXPIRES_AT, TENANT, MUST_END, LANE, PAYLOAD, META = 12, 13, 14, 16, 17, 21
 
 
-_type, _flags, _expires_at, _payload = itemgetter(TYPE), itemgetter(FLAGS), itemgetter(EXPIRES_AT), itemgetter(PAYLOAD)
+_type, _flags, _expires_at, _payload, _meta = map(itemgetter, (TYPE, FLAGS, EXPIRES_AT, PAYLOAD, META))
 
 
 class Batch(msgspec.Struct):
@@ -112,14 +113,22 @@ class Picker:
 
     def fits(self, row: Found) -> bool:
         """An answer has at most so many bytes, but at least one task."""
-        self.stuffed = len(row[PAYLOAD]) > self.bytes and self.bytes < self.room.max_bytes
+        self.stuffed = self._size((row,)) > self.bytes and self.bytes < self.room.max_bytes
         self.more |= self.stuffed
         return not self.stuffed
 
     def take(self, row: Found) -> None:
         self.slots -= 1
-        self.bytes -= len(row[PAYLOAD])
+        self.bytes -= self._size((row,))
         self.rooms[row[TYPE]] -= 1
+
+    def _size(self, rows: Sequence[Found]) -> int:
+        """Bytes of an answer: payloads, headers, and what few tasks bring along."""
+        size = sum(map(len, map(_payload, rows))) + sum(map(len, filter(None, map(_meta, rows))))
+        if any(map(_flags, rows)):
+            extras = [(row[SEQ],) for row in rows if row[FLAGS] & (CHECKPOINTS | SIGNALS)]
+            size += sum(found for (found,) in self.step.db.executemany(queries.extra_size, extras))
+        return size
 
     def sort(self, rows: Sequence[Found], most: int) -> list[Found]:
         """Take what may be taken, and get the rest out of the way."""
@@ -146,7 +155,7 @@ class Picker:
     def _take_whole(self, rows: Sequence[Found], most: int) -> list[Found]:
         """Nearly always nothing is in the way, and that is seen without looking at each row by itself."""
         counts = Counter(map(_type, rows))
-        size = sum(map(len, map(_payload, rows)))
+        size = self._size(rows)
         if len(rows) > min(most, self.slots) or size > self.bytes or self.stuffed:
             return []
         if any(self.rooms.get(name, 0) < n for name, n in counts.items()) or any(map(_expires_at, rows)):
@@ -182,7 +191,7 @@ class Picker:
         lanes.refresh(step, stirred)
 
     def flush(self) -> None:
-        """What was chosen is running, under new tokens; a unique key held only until the start is free."""
+        """What was chosen is running, under new tokens."""
         rows, self.chosen = self.chosen, []
         if not rows:
             return
@@ -196,9 +205,6 @@ class Picker:
         self.taken.append(Batch(rows, tokens, now, 1))
         if any(map(_flags, rows)):
             self.flagged = True
-            for row in rows:
-                if row[FLAGS] & UNIQUE_STARTED:
-                    step.db.execute(queries.free_unique, (row[SEQ],))
         if step.listening:
             self._tell(rows)
 
@@ -452,7 +458,7 @@ class _QueuePicker:
             return self._serve_plain(priority, min(self.quantum, self.want))
         took = self._serve_oldest(share, name, priority)
         if took and not self.alone:
-            weight = max(1, self.settings.weights.get(name, 1)) if self.settings is not None else 1
+            weight = self.settings.weight(name) if self.settings is not None else 1
             self.step.db.execute(queries.set_turn, (turn + took * TURN // weight, share))
             self.step.db.execute(queries.set_queue_turn, (turn, self.id))
             if not lanes.nothing_shut(self.step):

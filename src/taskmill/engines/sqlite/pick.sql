@@ -23,9 +23,10 @@ UPDATE taskmill_task SET state = 3, token = ?1, worker = ?2, request = ?3, claim
   version = version + 1, executions = executions + 1
 WHERE seq = ?5;
 
--- name: free_unique
-DELETE FROM taskmill_held WHERE (tenant, type, key) IN (
-  SELECT t.tenant, t.type, b.meta ->> '$.unique.key' FROM taskmill_task t JOIN taskmill_body b USING (seq) WHERE t.seq = ?1) AND seq = ?1;
+-- name: extra_size
+-- What a task brings along beside its row: steps and signals.
+SELECT coalesce((SELECT sum(octet_length(name) + octet_length(value)) FROM taskmill_checkpoint WHERE seq = ?1), 0)
+  + coalesce((SELECT sum(octet_length(name) + octet_length(data)) FROM taskmill_signal WHERE seq = ?1), 0);
 
 -- name: move
 UPDATE taskmill_task SET lane = ?1, state = CASE WHEN ready_at <= ?2 THEN 0 ELSE state END WHERE seq = ?3;

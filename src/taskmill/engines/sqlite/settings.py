@@ -29,7 +29,7 @@ from taskmill.engines.settings import Settings, check_item
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.recover import check_term
 from taskmill.engines.sqlite.sql import load
-from taskmill.engines.sqlite.step import Step
+from taskmill.engines.sqlite.step import EPOCH, Step
 from taskmill.engines.sqlite.submit import submit
 from taskmill.engines.sqlite.transitions import Moves, Row, read_rows
 from taskmill.errors import InvalidInput, NotFound, StaleVersion
@@ -56,26 +56,29 @@ def put(step: Step, kind: str, name: str, value: bytes, version: int | None, *, 
     if row is None or row[0] != value or version is not None:
         current += 1
         step.db.execute(queries.put, (kind, name, operator, value, current, "", 0))
-        _changed(step, kind, name)
+        _changed(step, [(kind, name)])
         if operator:
             step.owe("audit", f"{kind}/{name}", {"kind": kind, "name": name, "version": current})
     return Item(kind=kind, name=name, value=value, version=current, operator=operator)
 
 
-def _changed(step: Step, kind: str, name: str) -> None:
-    """Obeyed by every following step at once, this one included."""
-    step.event(Kind.SETTING_CHANGED, f"{kind}/{name}", 0)
-    step.woke = True
-    if kind not in HOT:
+def _changed(step: Step, changes: Sequence[tuple[str, str]]) -> None:
+    """Obeyed by every following step at once, this one included. However many changed, they are read once."""
+    for kind, name in changes:
+        step.event(Kind.SETTING_CHANGED, f"{kind}/{name}", 0)
+        step.woke |= kind in HOT or kind == "schedule"
+    hot = [(kind, name) for kind, name in changes if kind in HOT]
+    if not hot:
         return
     before = step.settings
     step.settings_changed = True
     step.settings = step.settings.again(step.db.execute(step_queries.settings))
-    if kind == "limit":
-        for (counter,) in step.db.execute(queries.shut_counters, (name,)).fetchall():
-            lanes.wake(step, lanes.Limit(step, counter))
-    elif kind == "type":
-        _move_older(step, name, before)
+    for kind, name in hot:
+        if kind == "limit":
+            for (counter,) in step.db.execute(queries.shut_counters, (name,)).fetchall():
+                lanes.wake(step, lanes.Limit(step, counter))
+        elif kind == "type":
+            _move_older(step, name, before)
 
 
 def _move_older(step: Step, name: str, before: Settings) -> None:
@@ -95,7 +98,7 @@ def drop(step: Step, kind: str, name: str, version: int | None) -> bool:
     if kind == "schedule" and step.db.execute(queries.declared, (kind, name)).fetchone() is None:
         step.db.execute(queries.drop_fired, (name,))  # put again some day, it is a new schedule
     step.owe("audit", f"{kind}/{name}", {"kind": kind, "name": name, "version": None})
-    _changed(step, kind, name)
+    _changed(step, [(kind, name)])
     return True
 
 
@@ -108,45 +111,45 @@ def join(step: Step, joining: Joining) -> None:
         step.queue(check_name(queue, "queues"))
     for name, settings in joining.types.items():
         check_settings(settings, name)
-    for name, value in joining.limits.items():
-        _declare(step, joining, "limit", name, value)
-    for name, settings in joining.types.items():
-        _declare(step, joining, "type", name, msgspec.json.encode(settings))
-    _declare_schedules(step, joining)
+    declared = [("limit", name, value) for name, value in joining.limits.items()]
+    declared += [("type", name, msgspec.json.encode(settings)) for name, settings in joining.types.items()]
+    declared += _schedules(step, joining)
+    _changed(step, [(kind, name) for kind, name, value in declared if _declare(step, joining, kind, name, value)])
     names = msgspec.json.encode(sorted(joining.types)).decode()
     step.db.execute(queries.join, (joining.worker, json_text(joining.queues), names, joining.lease, step.now, json_text(dict(joining.info))))
     step.event(Kind.WORKER_JOINED, joining.worker, 0)
     step.woke = True
 
 
-def _declare(step: Step, joining: Joining, kind: str, name: str, value: bytes) -> None:
-    """Code's own setting, never over one of a higher version; unchanged ones cost nothing."""
+def _declare(step: Step, joining: Joining, kind: str, name: str, value: bytes) -> bool:
+    """Code's own setting, never over one of a higher version; whether it is another than before."""
     check_item(kind, name, value)
     row = step.db.execute(queries.declared, (kind, name)).fetchone()
     if row is not None and (row[2] > joining.version or (row[0] == value and row[2] == joining.version)):
-        return
+        return False
     version = 1 if row is None else row[1] + (row[0] != value)
     step.db.execute(queries.put, (kind, name, False, value, version, joining.app, joining.version))
-    if row is None or row[0] != value:
-        _changed(step, kind, name)
+    return row is None or row[0] != value
 
 
-def _declare_schedules(step: Step, joining: Joining) -> None:
+def _schedules(step: Step, joining: Joining) -> list[tuple[str, str, bytes]]:
     """A schedule that its own app no longer declares is paused as orphaned; declared again, it goes on."""
-    for name, value in joining.schedules.items():
-        _declare(step, joining, "schedule", name, value)
+    for name in joining.schedules:
         step.db.execute(queries.drop_declared, ("pause", f"schedule:{name}", joining.version))
-    for name, app_version in step.db.execute(queries.schedules_of, (joining.app,)).fetchall():
-        if name not in joining.schedules and app_version <= joining.version:
-            _declare(step, joining, "pause", f"schedule:{name}", b'{"reason":"orphaned"}')
+    orphaned = [
+        f"schedule:{name}"
+        for name, app_version in step.db.execute(queries.schedules_of, (joining.app,))
+        if name not in joining.schedules and app_version <= joining.version
+    ]
+    return [*(("schedule", name, value) for name, value in joining.schedules.items()), *(("pause", name, b'{"reason":"orphaned"}') for name in orphaned)]
 
 
 # Leadership: the number is here, the renewal in the live file
 
 
 def lead(step: Step, role: str, holder: str) -> Term:
-    """A new term, with a higher number than any before."""
-    number: int = step.db.execute(queries.lead, (role, holder)).fetchone()[0]
+    """A new term, with a higher number than any before, also of a store that was made anew: the clock is its epoch, as it is for tokens."""
+    number: int = step.db.execute(queries.lead, (role, step.now - EPOCH, holder)).fetchone()[0]
     step.event(Kind.LEADER_CHANGED, role, number, {"holder": holder})
     return Term(role, holder, number)
 

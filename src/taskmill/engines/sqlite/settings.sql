@@ -32,7 +32,8 @@ INSERT INTO taskmill_worker (id, queues, types, lease, joined_at, info) VALUES (
 ON CONFLICT DO UPDATE SET queues = excluded.queues, types = excluded.types, lease = excluded.lease, info = excluded.info;
 
 -- name: lead
-INSERT INTO taskmill_term (role, number, holder) VALUES (?, 1, ?) ON CONFLICT DO UPDATE SET number = number + 1, holder = excluded.holder RETURNING number;
+INSERT INTO taskmill_term (role, number, holder) VALUES (?, max(?, 1), ?)
+ON CONFLICT DO UPDATE SET number = max(number + 1, excluded.number), holder = excluded.holder RETURNING number;
 
 -- name: resign
 UPDATE taskmill_term SET holder = NULL WHERE role = ? AND number = ? AND holder = ? RETURNING role;

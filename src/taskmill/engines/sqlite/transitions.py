@@ -26,6 +26,7 @@ from taskmill.engines.rows import (
     SEALED,
     SIGNALS,
     STATES,
+    SUSPECT,
     UNIQUE_ENDED,
     UNIQUE_STARTED,
     UNWIND,
@@ -147,7 +148,7 @@ class Moves:
         attempt = row.state == RUNNING
         told = self._of_attempt(row, None if error is None else error.code, started_after)
         self._leave_lease(row)
-        flags = row.flags & ~(CANCEL | AWAITS | SEALED)
+        flags = row.flags & ~(CANCEL | AWAITS | SEALED | (SUSPECT if state == COMPLETED else 0))
         self.step.db.execute(
             queries.set_ended, (state, self.step.now, row.failures, row.crashes, row.executions, flags, phase, attempt, started_after, row.seq)
         )
@@ -173,6 +174,11 @@ class Moves:
         """The record of an attempt that did not end its task."""
         values = (row.seq, row.executions, row.worker, row.token, started_at or row.claimed_at, self.step.now, outcome, encode_error(error))
         self.step.db.execute(queries.add_attempt, values)
+
+    def begun(self, row: Row) -> None:
+        """Its handler ran: a unique key that it held until then is free."""
+        if row.flags & UNIQUE_STARTED:
+            self.step.db.execute(queries.release_unique, (row.seq,))
 
     # What a transition owes
 

@@ -6,11 +6,11 @@ FROM taskmill_task WHERE id = ?;
 -- ?8: the lease stays known, because its own holder ended it; else it is void.
 UPDATE taskmill_task SET state = ?1, ready_at = ?2, failures = ?3, crashes = ?4, executions = ?5, flags = ?6, must_end = ?7,
   token = CASE WHEN ?8 THEN token END, worker = CASE WHEN ?8 THEN worker END, request = NULL, awaits = NULL, finished_at = NULL,
-  version = version + 1, updated_at = ?9
+  started_at = NULL, version = version + 1, updated_at = ?9
 WHERE seq = ?10;
 
 -- name: set_waiting
-UPDATE taskmill_task SET state = 4, ready_at = ?1, flags = ?2, open_edges = ?3, awaits = ?4, version = version + 1, updated_at = ?5 WHERE seq = ?6;
+UPDATE taskmill_task SET state = 4, ready_at = ?1, flags = ?2, open_edges = ?3, awaits = ?4, started_at = NULL, version = version + 1, updated_at = ?5 WHERE seq = ?6;
 
 -- name: set_ended
 -- ?8: an attempt ended it; its lease stays in the row as the record of that attempt.

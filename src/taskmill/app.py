@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from taskmill import config
 from taskmill.batching import Batcher
@@ -33,6 +33,9 @@ from taskmill.submitting import Submitter
 from taskmill.sync import Door, SyncApp, check_blocking, run_here
 from taskmill.task import NewTask
 from taskmill.tasks import Call, Tasks, TaskType
+
+if TYPE_CHECKING:
+    from taskmill.telemetry import Metrics
 
 __all__ = ["App"]
 
@@ -72,6 +75,7 @@ class App(Tasks, Submitter[Operations]):
         self._checkpoints: Batcher[Checkpoint, Refusal | None] | None = None
         self._owned = False
         self._declared: Declared | None = None
+        self._metrics: Metrics | None = None
         self._notice: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
 
@@ -250,6 +254,19 @@ class App(Tasks, Submitter[Operations]):
     def in_transaction(self) -> bool:
         """Whether the caller stands in a transaction of the store's own."""
         return self._engine is not None and self._engine.in_transaction()
+
+    def metrics(self) -> Coroutine[Any, Any, bytes]:
+        """What a scraper of this program reads, in the text format of Prometheus: the submits and calls of the store since this was first asked for, and the queues
+        and workers of the store."""
+        return self.at_home("app.metrics()", self._scrape)
+
+    async def _scrape(self) -> bytes:
+        if self._metrics is None:
+            from taskmill.telemetry import Metrics
+
+            self._metrics = Metrics(clock=self._clock)
+            self.observe(self._metrics.watch)
+        return await self._metrics.scrape()
 
     @property
     def sync(self) -> SyncApp:

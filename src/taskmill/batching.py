@@ -1,4 +1,4 @@
-"""Many callers, one call: what arrives while a call is under way goes together with the next.
+"""Many callers, one call: what arrives while a call is under way goes together with the next (`Batcher`), or has its answer (`Shared`).
 
 Nobody waits for company: the first item is sent at once, and a batch forms only because the store is busy with the one before. So a lone
 caller pays no delay, and a thousand concurrent ones share one commit. Where the way is long, a few calls may be under way at once.
@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice, takewhile
 from typing import Generic, TypeVar
 
-__all__ = ["Batcher", "batches"]
+from taskmill.clock import Clock
+
+__all__ = ["Batcher", "Shared", "batches"]
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -89,6 +91,50 @@ class Batcher(Generic[Item, Answer]):
         for future, answer in zip(futures, answers, strict=True):
             if not future.done():
                 future.set_result(answer)
+
+
+class Shared(Generic[Answer]):
+    """A read that is dear: one for all who ask while it is under way. Its answer is good for `age` from when it came. When the last caller gives up, the read
+    is given up too."""
+
+    def __init__(self, read: Callable[[], Awaitable[Answer]], clock: Clock, age: int) -> None:
+        self._read = read
+        self._clock = clock
+        self._age = age
+        self._last: tuple[int, Answer] | None = None
+        self._reading: asyncio.Task[Answer] | None = None
+        self._asking = 0
+
+    async def get(self) -> Answer:
+        if self._last is not None and 0 <= self._clock.now() - self._last[0] < self._age:
+            return self._last[1]
+        if self._reading is None:
+            self._reading, self._asking = asyncio.create_task(self._ask()), 0
+        reading = self._reading
+        self._asking += 1
+        try:
+            return await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            if reading is self._reading and self._asking == 1:
+                self._reading = None
+                reading.cancel()
+            raise
+        finally:
+            if reading is self._reading:
+                self._asking -= 1
+
+    def forget(self) -> None:
+        """The last answer is not true any more."""
+        self._last = None
+
+    async def _ask(self) -> Answer:
+        try:
+            answer = await self._read()
+            self._last = (self._clock.now(), answer)
+            return answer
+        finally:
+            if self._reading is asyncio.current_task():
+                self._reading = None
 
 
 def batches(items: Iterable[Item], most: int, size: Callable[[Item], int], most_size: int) -> Iterator[list[Item]]:

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from taskmill.batching import Batcher
+from taskmill.batching import Batcher, Shared
+from taskmill.clock import SECOND, ManualClock
 
 
 class Side:
@@ -96,3 +97,65 @@ async def test_whoever_stops_waiting_is_left_out() -> None:
     first.cancel()
     side.open.set()
     assert await second == -2
+
+
+class Reading:
+    """A read that answers when told to, with how often it was asked."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.given_up = 0
+        self.open = asyncio.Event()
+
+    async def __call__(self) -> int:
+        self.begun += 1
+        number = self.begun
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+        return number
+
+
+async def test_those_who_ask_at_once_share_one_read_and_its_age_begins_when_it_came() -> None:
+    clock, read = ManualClock(), Reading()
+    shared = Shared(read, clock, 5 * SECOND)
+    asking = [asyncio.create_task(shared.get()) for _ in range(5)]
+    await settled()
+    clock.advance("1m")
+    read.open.set()
+    assert await asyncio.gather(*asking) == [1] * 5
+    clock.advance("4s")
+    assert await shared.get() == 1
+    clock.advance("2s")
+    assert await shared.get() == 2
+    shared.forget()
+    assert await shared.get() == 3
+
+
+async def test_a_read_is_given_up_when_the_last_who_asked_has() -> None:
+    read = Reading()
+    shared = Shared(read, ManualClock(), SECOND)
+    first, second = (asyncio.create_task(shared.get()) for _ in range(2))
+    await settled()
+    first.cancel()
+    await settled()
+    assert (read.begun, read.given_up) == (1, 0)
+    second.cancel()
+    await settled()
+    assert (read.begun, read.given_up) == (1, 1)
+    third = asyncio.create_task(shared.get())
+    await settled()
+    read.open.set()
+    assert await third == 2
+
+
+async def test_an_error_of_a_read_is_everybodys_and_the_next_asks_anew() -> None:
+    async def fails() -> int:
+        raise KeyError("lost")
+
+    shared = Shared(fails, ManualClock(), SECOND)
+    assert all(isinstance(error, KeyError) for error in await asyncio.gather(shared.get(), shared.get(), return_exceptions=True))
+    with pytest.raises(KeyError, match="lost"):
+        await shared.get()

@@ -6,18 +6,22 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from typing import Any, cast
 
+import msgspec
 import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
+from taskmill.app import App
 from taskmill.clock import SECOND, ManualClock
-from taskmill.engine import DEFAULT_RETENTION, Call, Ending, Engine, Item, Joining, Outcome, Room, Term
+from taskmill.engine import DEFAULT_RETENTION, Call, Count, Ending, Engine, Item, Joining, Outcome, Room, Term
 from taskmill.engines import create
 from taskmill.errors import Conflict, StaleTerm, StoreError
 from taskmill.schedule import Schedule, tasks_for
 from taskmill.task import NewTask, Priority, TypeSettings, new_id
 from taskmill.telemetry import FRESH, METRICS, OTHERS, Metrics, Processes
+from taskmill.telemetry import metrics as module
 from taskmill.worker.stats import Stats
 from tests.surfaces.maintenance import schedule
 
@@ -73,6 +77,7 @@ def test_the_names_of_the_metrics_are_well_formed_and_given_once() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names)
     assert [name for name in names if not name.startswith("taskqueue_")] == ["workers_total"]
+    assert {metric.name for metric in METRICS if metric.name.endswith("_total") and metric.kind != "counter"} == {"workers_total"}
     assert all(metric.name.endswith("_total") for metric in METRICS if metric.kind == "counter")
     assert all(metric.name.endswith("_seconds") for metric in METRICS if metric.kind == "histogram")
 
@@ -86,7 +91,7 @@ def test_the_names_of_the_metrics_are_well_formed_and_given_once() -> None:
         ("taskqueue_queue_depth", {"priority"}),
         ("taskqueue_active_workers", set()),
         ("taskqueue_dlq_size", set()),
-        ("taskqueue_workers_total", set()),
+        ("taskqueue_registered_workers", set()),
         ("workers_total", set()),
     ],
 )
@@ -134,7 +139,7 @@ async def test_new_tasks_are_counted_by_type_and_priority(engine: Engine, metric
     await engine.submit(tasks)  # known by their ids: nothing new
     scrape = await scraped(metrics)
     assert scrape("taskqueue_tasks_submitted_total", type="mail", priority="high") == 2
-    assert scrape("taskqueue_tasks_submitted_total", type="mail", priority="default") == 1
+    assert scrape("taskqueue_tasks_submitted_total", type="mail", priority="normal") == 1
     assert len(scrape.named("taskqueue_tasks_submitted_total")) == 2
 
 
@@ -360,8 +365,59 @@ async def test_workers_of_the_store(engine: Engine, metrics: Metrics, clock: Man
     await join(engine, "work", worker="w2")
     scrape = await scraped(metrics)
     assert scrape("taskqueue_active_workers") == 1
-    assert scrape("taskqueue_workers_total") == 2
+    assert scrape("taskqueue_registered_workers") == 2
     assert scrape("taskqueue_store_up") == 1
+
+
+async def test_a_task_is_counted_with_the_priority_of_its_type(engine: Engine, metrics: Metrics) -> None:
+    await engine.join(Joining(worker="w1", queues=("default",), types={"urgent": TypeSettings(priority=Priority.CRITICAL), "plain": TypeSettings()}))
+    await engine.submit([NewTask(type="urgent"), NewTask(type="plain"), NewTask(type="urgent", priority=Priority.LOW)])
+    await engine.put("type", "plain", msgspec.json.encode(TypeSettings(priority=Priority.HIGH)))
+    await engine.submit([NewTask(type="plain")])
+    scrape = await scraped(metrics)
+    counted = {(labels["type"], labels["priority"]) for labels in scrape.named("taskqueue_tasks_submitted_total")}
+    assert counted == {("urgent", "critical"), ("urgent", "low"), ("plain", "normal"), ("plain", "high")}
+
+
+async def test_slow_counts_do_not_make_the_store_look_absent(engine: Engine, metrics: Metrics, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    await join(engine, "work")
+    await engine.submit([NewTask(type="work")])
+    counted = asyncio.Event()
+
+    class Slow:
+        """The engine, but counting takes as long as it is told to."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(engine, name)
+
+        async def counts(self) -> tuple[Count, ...]:
+            await counted.wait()
+            return await engine.counts()
+
+    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    slow = Metrics(clock=clock)
+    slow.watch(cast("Engine", Slow()))
+    scrape = await scraped(slow)
+    assert (scrape("taskqueue_store_up"), scrape("workers_total")) == (1, 1)
+    assert not scrape.named("taskqueue_queue_depth")
+    counted.set()
+    clock.advance(FRESH / SECOND)
+    monkeypatch.setattr(module, "PATIENCE", 30.0)
+    assert (await scraped(slow))("taskqueue_queue_depth", queue="default", priority="normal", state="pending") == 1
+
+
+async def test_an_app_tells_what_it_has_submitted() -> None:
+    app = App("sqlite:///:memory:")
+
+    @app.task(priority="high")
+    def mail() -> None: ...
+
+    async with app:
+        await app.metrics()
+        await mail.submit()
+        text = (await app.metrics()).decode()
+    assert 'taskqueue_tasks_submitted_total{priority="high",type="mail"} 1.0' in text
+    assert "taskqueue_store_up 1.0" in text
 
 
 async def test_the_store_is_read_at_most_every_5_seconds(engine: Engine, metrics: Metrics, clock: ManualClock) -> None:

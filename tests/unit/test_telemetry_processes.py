@@ -136,7 +136,7 @@ async def test_what_is_taken_is_told_by_whoever_adds_it(engine: Engine, metrics:
         supervisor.add(taken)
     assert metrics.take() is None
     scrape = await scraped(supervisor)
-    assert scrape("taskqueue_tasks_submitted_total", type="work", priority="default") == 2
+    assert scrape("taskqueue_tasks_submitted_total", type="work", priority="normal") == 2
     assert scrape("taskqueue_engine_call_duration_seconds_count", engine="sqlite", verb="submit") == 2
     assert not (await scraped(metrics)).named("taskqueue_tasks_submitted_total")
 

@@ -145,7 +145,7 @@ def _or_null(schema: Schema) -> Schema:
 
 def _record(schema_of: SchemaOf, kind: type[msgspec.Struct], *, optional: Iterable[str] = (), **own: Schema) -> Schema:
     """A record as `views` shows it: every field is there, but for those that a caller may not see."""
-    properties = {field.name: own.pop(field.name, None) or _field(schema_of, field.name, field.type) for field in msgspec.structs.fields(kind)} | own
+    properties = {field.name: own.get(field.name) or _field(schema_of, field.name, field.type) for field in msgspec.structs.fields(kind)} | own
     return {"type": "object", "properties": properties, "required": [name for name in properties if name not in set(optional)]}
 
 

@@ -98,7 +98,8 @@ def type_text(schema: Schema) -> str:
         return str(schema["const"])
     kind = schema.get("type", "anything")
     if kind == "array":
-        return f"list of {type_text(schema.get('items', {}))}"
+        parts = schema.get("prefixItems")
+        return f"list of {len(parts)} {type_text(parts[0])}" if parts else f"list of {type_text(schema.get('items') or {})}"
     if kind == "object" and schema.get("additionalProperties"):
         return f"object of {type_text(schema['additionalProperties'])}"
     bounds = [str(schema[side]) for side in ("minimum", "maximum") if side in schema]

@@ -6,6 +6,7 @@ import asyncio
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol, cast
 
 from msgspec import Struct
@@ -13,7 +14,7 @@ from msgspec import Struct
 from taskmill.clock import SECOND, Clock, SystemClock
 from taskmill.engine import Call, Count, Ending, Engine, Entry, Fired, Status, Submitted, Term, WorkerInfo, observed
 from taskmill.errors import TaskmillError
-from taskmill.task import LIVE, NewTask, Priority, State
+from taskmill.task import LIVE, NewTask, Priority, State, TypeSettings
 from taskmill.telemetry.samples import MOST_NAMES, Labels, Names, Sample, Samples
 from taskmill.telemetry.table import Metric
 from taskmill.telemetry.watching import Watched
@@ -27,6 +28,7 @@ FRESH = 5 * SECOND
 PATIENCE = 2.0
 """Seconds that a scrape waits for the store; without its answer the rest is told all the same."""
 _NEW = (Status.CREATED, Status.REPLACED)
+_DEFAULTS = TypeSettings()
 BOUNDED = ("type", "queue", "schedule", "kind", "route")
 """Labels whose values come from outside."""
 
@@ -60,10 +62,9 @@ class Processes(Struct, frozen=True, kw_only=True):
 
 
 class Read(Struct, frozen=True):
-    """What the store said, and when."""
+    """How many tasks the store said there are, and when it said so."""
 
     counts: tuple[Count, ...]
-    workers: tuple[WorkerInfo, ...]
     at: int
 
 
@@ -94,9 +95,12 @@ class Metrics:
         """By role: when this was heard, and of which term."""
         self._lags: dict[str, int] = {}
         self._engine: Engine | None = None
+        self._workers: tuple[WorkerInfo, ...] | None = None
+        """None: the store did not answer when it was last asked."""
         self._read: Read | None = None
         self._asked_at: int | None = None
         self._reading = asyncio.Lock()
+        self._counting: asyncio.Task[None] | None = None
 
     # Counting
 
@@ -128,15 +132,15 @@ class Metrics:
             self._samples.histogram("taskqueue_task_duration_seconds", (type,)).merge(one.buckets, one.total)
             self._samples.histogram("taskqueue_time_in_queue_seconds", (type,)).merge(one.waits, one.waited)
 
-    def submitted(self, tasks: Iterable[NewTask], answers: Iterable[Submitted]) -> None:
-        """Those that are new in the store; what was there already, or was refused, is not counted."""
+    def submitted(self, tasks: Iterable[NewTask], answers: Iterable[Submitted], types: Mapping[str, TypeSettings]) -> None:
+        """Those that are new in the store, with the priority that they have there; what was there already, or was refused, is not counted."""
         new = Counter([(task.type, task.priority) for task, answer in zip(tasks, answers, strict=False) if answer.status in _NEW])
         for (type, number), times in new.items():
-            priority = "default" if number is None else Priority(number).name.lower()
-            self.count("taskqueue_tasks_submitted_total", (self._names["type"](type), priority), times)
+            priority = types.get(type, _DEFAULTS).priority if number is None else number
+            self.count("taskqueue_tasks_submitted_total", (self._names["type"](type), Priority(priority).name.lower()), times)
 
-    def fired(self, schedule: str, tasks: Sequence[NewTask], fired: Fired) -> None:
-        self.submitted(tasks, fired.tasks)
+    def fired(self, schedule: str, tasks: Sequence[NewTask], fired: Fired, types: Mapping[str, TypeSettings]) -> None:
+        self.submitted(tasks, fired.tasks, types)
         now = self._clock.now()
         lag = self._samples.histogram("taskqueue_schedule_lag_seconds", ())
         made = [task for task, answer in zip(tasks, fired.tasks, strict=False) if answer.status is Status.CREATED]
@@ -210,12 +214,20 @@ class Metrics:
             now = self._clock.monotonic()
             if self._engine is None or (self._asked_at is not None and now - self._asked_at < FRESH):
                 return
-            self._asked_at, self._read = now, None
-            try:
+            self._asked_at, self._workers = now, None
+            if self._counting is None or self._counting.done():
+                self._counting = asyncio.create_task(self._count(self._engine))
+            with suppress(TaskmillError, TimeoutError):
                 async with asyncio.timeout(PATIENCE):
-                    self._read = Read(await self._engine.counts(), await self._engine.workers(), self._clock.now())
-            except (TaskmillError, TimeoutError):
-                return
+                    self._workers = await self._engine.workers()
+                    await asyncio.wait([self._counting])
+
+    async def _count(self, engine: Engine) -> None:
+        """Counting many tasks may take longer than a scrape waits. It goes on, and the next scrapes tell what came of it."""
+        try:
+            self._read = Read(await engine.counts(), self._clock.now())
+        except TaskmillError:
+            self._read = None
 
     def _build(self) -> Sample:
         engine = "" if self._engine is None else self._engine.features.name
@@ -233,14 +245,16 @@ class Metrics:
                     yield "taskqueue_outbox_lag_seconds", (kind,), lag / SECOND
 
     def _of_store(self) -> Iterator[Sample]:
-        read = self._read
+        workers, read = self._workers, self._read
         if self._engine is not None:
-            yield "taskqueue_store_up", (), read is not None
+            yield "taskqueue_store_up", (), workers is not None
+        if workers is None:
+            return
+        yield "taskqueue_active_workers", (), sum(worker.alive for worker in workers)
+        yield "taskqueue_registered_workers", (), len(workers)
+        yield "workers_total", (), len(workers)
         if read is None:
             return
-        yield "taskqueue_active_workers", (), sum(worker.alive for worker in read.workers)
-        yield "taskqueue_workers_total", (), len(read.workers)
-        yield "workers_total", (), len(read.workers)
         sums: dict[tuple[str, Labels], float] = {}
         for count in read.counts:
             for name, labels, value in self._of_queue(count):

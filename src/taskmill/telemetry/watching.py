@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from taskmill.engine import DEFAULT_RETENTION, Ending, Engine, Entry, Finished, Fired, Moved, Outcome, Retention, Submitted, Term
-from taskmill.errors import StaleLease, StaleTerm
-from taskmill.task import NewTask
+import msgspec
+
+from taskmill.batching import Shared
+from taskmill.clock import SECOND
+from taskmill.engine import DEFAULT_RETENTION, Ending, Engine, Entry, Finished, Fired, Item, Joining, Moved, Outcome, Retention, Submitted, Term
+from taskmill.errors import StaleLease, StaleTerm, TaskmillError
+from taskmill.task import NewTask, TypeSettings
 
 if TYPE_CHECKING:
     from taskmill.telemetry.metrics import Metrics
 
 __all__ = ["Watched"]
+
+TYPES_AGE = 5 * SECOND
 
 
 class Watched:
@@ -22,14 +28,36 @@ class Watched:
     def __init__(self, engine: Engine, metrics: Metrics) -> None:
         self._engine = engine
         self._metrics = metrics
+        self._known: Mapping[str, TypeSettings] = {}
+        self._types = Shared(self._read_types, engine.clock, TYPES_AGE)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     async def submit(self, tasks: Sequence[NewTask], **options: Any) -> tuple[Submitted, ...]:
         answers = await self._engine.submit(tasks, **options)
-        self._metrics.submitted(tasks, answers)
+        self._metrics.submitted(tasks, answers, await self._types_of(tasks))
         return answers
+
+    async def _types_of(self, tasks: Sequence[NewTask]) -> Mapping[str, TypeSettings]:
+        """The settings of their types, where one of them leaves its priority to its type. They are never read inside a transaction of the caller."""
+        if all(task.priority is not None for task in tasks):
+            return {}
+        if not self._engine.in_transaction():
+            with suppress(TaskmillError):
+                self._known = await self._types.get()
+        return self._known
+
+    async def _read_types(self) -> Mapping[str, TypeSettings]:
+        return {item.name: msgspec.json.decode(item.value, type=TypeSettings) for item in await self._engine.items("type")}
+
+    async def put(self, kind: str, name: str, value: bytes, **options: Any) -> Item:
+        self._types.forget()
+        return await self._engine.put(kind, name, value, **options)
+
+    async def join(self, joining: Joining) -> None:
+        self._types.forget()
+        await self._engine.join(joining)
 
     async def finish(self, outcomes: Sequence[Outcome], **options: Any) -> Finished:
         try:
@@ -68,7 +96,7 @@ class Watched:
     async def fire(self, schedule: str, version: int, tasks: Sequence[NewTask], next_at: int | None, term: Term) -> Fired:
         with _under(term, self._metrics):
             fired = await self._engine.fire(schedule, version, tasks, next_at, term)
-        self._metrics.fired(schedule, tasks, fired)
+        self._metrics.fired(schedule, tasks, fired, await self._types_of(tasks))
         return fired
 
     async def outbox(self, kind: str, after: str, n: int, term: Term) -> tuple[Entry, ...]:

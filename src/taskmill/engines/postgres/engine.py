@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from weakref import WeakSet
 
+from taskmill.batching import Shared
 from taskmill.clock import SECOND, Clock, SystemClock
 from taskmill.engine import (
     DEFAULT_RETENTION,
@@ -96,8 +97,7 @@ class PostgresEngine:
         self._together = submit.Together(self._store)
         self._transactions: set[Tx] = set()
         self._users = asyncio.Semaphore(max(1, target.pool - SPARE))
-        self._counting = asyncio.Lock()
-        self._counts: tuple[int, tuple[Count, ...]] | None = None
+        self._counts = Shared(lambda: inspect.counts(self._reading(), self._bodies), self.clock, COUNTS_AGE)
         self._open = False
 
     # Coming and going
@@ -363,12 +363,8 @@ class PostgresEngine:
         return await inspect.attempts(self._reading(), task)
 
     async def counts(self) -> tuple[Count, ...]:
-        store = self._reading()
-        async with self._counting:  # those who ask at once share one answer
-            now = self.clock.now()
-            if self._counts is None or not 0 <= now - self._counts[0] < COUNTS_AGE:
-                self._counts = (now, await inspect.counts(store, self._bodies))
-            return self._counts[1]
+        self._reading()
+        return await self._counts.get()
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         return await recover.workers(self._reading())

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from taskmill.batching import Shared
 from taskmill.engine import (
     DEFAULT_RETENTION,
     EVERYTHING,
@@ -80,7 +81,7 @@ class ClusterEngine:
         self._crossing = Crossing(shards)
         self._joined: dict[str, Joining] = {}
         self._hints: set[ClusterHints] = set()
-        self._counts: tuple[int, tuple[Count, ...]] | None = None
+        self._counts = Shared(self._count, self.clock, COUNTS_AGE)
 
     # Coming and going
 
@@ -383,10 +384,10 @@ class ClusterEngine:
         return await self._at(task, ask)
 
     async def counts(self) -> tuple[Count, ...]:
-        now = self.clock.now()
-        if self._counts is None or not 0 <= now - self._counts[0] < COUNTS_AGE:
-            self._counts = (now, spread.summed(await asyncio.gather(*(inspect.counts(part.store) for part in await self._all()))))
-        return self._counts[1]
+        return await self._counts.get()
+
+    async def _count(self) -> tuple[Count, ...]:
+        return spread.summed(await asyncio.gather(*(inspect.counts(part.store) for part in await self._all())))
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         infos = []

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
+from taskmill.batching import Shared
 from taskmill.clock import SECOND, Clock
 from taskmill.engine import (
     DEFAULT_RETENTION,
@@ -86,7 +87,7 @@ class RedisEngine:
         self._open = False
         self.served: dict[str, tuple[str, ...]] = {}
         """The workers that have joined here, with their queues."""
-        self._counts: tuple[int, tuple[Count, ...]] | None = None
+        self._counts = Shared(lambda: inspect.counts(self._opened()), self.clock, COUNTS_AGE)
 
     # Coming and going
 
@@ -251,10 +252,7 @@ class RedisEngine:
         return await inspect.whole(self._opened(), ids)
 
     async def counts(self) -> tuple[Count, ...]:
-        now = self.clock.now()
-        if self._counts is None or not 0 <= now - self._counts[0] < COUNTS_AGE:
-            self._counts = (now, await inspect.counts(self._opened()))
-        return self._counts[1]
+        return await self._counts.get()
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         store = self._opened()

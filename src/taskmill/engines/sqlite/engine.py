@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import apsw
 
+from taskmill.batching import Shared
 from taskmill.clock import SECOND, Clock, SystemClock
 from taskmill.engine import (
     DEFAULT_RETENTION,
@@ -102,7 +103,7 @@ class SQLiteEngine:
         self._term = term
         self._vfs = vfs
         self._open = False
-        self._counts: tuple[int, tuple[Count, ...]] | None = None
+        self._counts = Shared(lambda: self._read(lambda db: inspect.counts(db, self.clock.now())), self.clock, COUNTS_AGE)
         self._results_dropped = (0, 0)
         """Up to which completed task results have been dropped."""
 
@@ -424,10 +425,7 @@ class SQLiteEngine:
         return await self._read(lambda db: inspect.attempts(db, task, now))
 
     async def counts(self) -> tuple[Count, ...]:
-        now = self.clock.now()
-        if self._counts is None or not 0 <= now - self._counts[0] < COUNTS_AGE:
-            self._counts = (now, await self._read(lambda db: inspect.counts(db, now)))
-        return self._counts[1]
+        return await self._counts.get()
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         silences = await self._live_do(lambda live: live.silences())

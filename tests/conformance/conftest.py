@@ -16,6 +16,7 @@ import pytest
 
 from taskmill.clock import ManualClock
 from taskmill.engine import Engine, Status
+from taskmill.engines import create
 from tests.conformance.tools import Store
 from tests.servers.existing import Server
 from tests.servers.redis import Shared, empty
@@ -122,6 +123,19 @@ async def second_engine(variant: tuple[str, str], second_url: str, store: Store,
         yield await second.engine()
     finally:
         await second.close()
+
+
+@pytest.fixture
+async def racing(store: Store) -> AsyncIterator[list[Engine]]:
+    """Four engines that ask the store for the time, as the product does."""
+    engines = [create(store.url) for _ in range(4)]
+    for each in engines:
+        await each.open()
+    try:
+        yield engines
+    finally:
+        for each in engines:
+            await each.close()
 
 
 @pytest.fixture

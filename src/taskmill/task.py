@@ -562,6 +562,11 @@ def unscoped_limit(limit: str) -> str:
     return f"{definition}:{unscoped(key)}" if colon else limit
 
 
+def scoped_share(tenant: str, share: str) -> str:
+    """A share of a tenant; the one that has its name is the one that `fair="tenant"` gives it."""
+    return share if share in {"", tenant} else scoped(tenant, share)
+
+
 def definition_of(limit: str) -> str:
     """Which definition a stored limit counts by."""
     return limit.partition(":")[0]
@@ -581,8 +586,8 @@ def _share_of(new: NewTask, settings: TypeSettings) -> str:
             raise InvalidInput(f"the type {new.type!r:.80} shares by tenant", code="share_by_tenant", field="fair_key", hint="leave fair_key out")
         return new.tenant
     if new.fair_key is not None:
-        return new.fair_key and scoped(new.tenant, new.fair_key)
-    return "" if settings.fair is None else scoped(new.tenant, _from_payload(settings.fair, new, "fair", SHARE_LENGTH))
+        return scoped_share(new.tenant, new.fair_key)
+    return "" if settings.fair is None else scoped_share(new.tenant, _from_payload(settings.fair, new, "fair", SHARE_LENGTH))
 
 
 def _limit_of(template: str, new: NewTask) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from taskmill import codec
 from taskmill.clock import HOUR, SECOND
@@ -20,10 +21,14 @@ from taskmill.task import (
     DEFAULT_TIMEOUT,
     LIVE,
     LONGEST_TIMEOUT,
+    MOST_BATCH,
+    MOST_BATCH_EDGES,
     MOST_EDGES,
+    MOST_HEADER_BYTES,
     MOST_HEADERS,
     MOST_LIMITS,
     MOST_TAGS,
+    SCOPE,
     TERMINAL,
     Edge,
     NewTask,
@@ -39,9 +44,15 @@ from taskmill.task import (
     check_name,
     check_range,
     check_settings,
+    definition_of,
     new_id,
     resolve,
+    scoped,
+    scoped_limit,
+    scoped_share,
     sequence_of,
+    unscoped,
+    unscoped_limit,
 )
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -241,10 +252,10 @@ def test_what_the_caller_leaves_out_is_the_types() -> None:
         retry=Retry(max_retries=9),
         timeout=7 * SECOND,
         max_crashes=5,
-        limits=("per-user:42", "smtp"),
+        limits=(f"per-user:acme{SCOPE}42", "smtp"),
         on_limit=OnLimit.REJECT,
         share="acme",
-        order_key="42",
+        order_key=f"acme{SCOPE}42",
         unique=Unique("welcome-42", "started", "replace"),
         idempotency_window=DEFAULT_DEDUPE_WINDOW,
     )
@@ -253,9 +264,10 @@ def test_what_the_caller_leaves_out_is_the_types() -> None:
 def test_what_the_caller_gives_stands() -> None:
     given_: dict[str, Any] = {"queue": "other", "priority": 0, "retry": Retry(max_retries=0), "timeout": HOUR, "max_crashes": 0, "on_limit": OnLimit.DELAY}
     new = NewTask(
-        type="work", limits=(), fair_key="", order_key="mine", unique=Unique("own"), idempotency_key="k", idempotency_window=SECOND, tenant="acme", **given_
+        type="work", limits=(), fair_key="x", order_key="mine", unique=Unique("own"), idempotency_key="k", idempotency_window=SECOND, tenant="acme", **given_
     )
-    assert resolve(new, SETTINGS) == Resolved(new=new, limits=(), share="", order_key="mine", unique=Unique("own"), idempotency_window=SECOND, **given_)
+    lane: dict[str, Any] = {"limits": (), "share": f"acme{SCOPE}x", "order_key": f"acme{SCOPE}mine"}
+    assert resolve(new, replace(SETTINGS, fair="{user_id}")) == Resolved(new=new, unique=Unique("own"), idempotency_window=SECOND, **lane, **given_)
 
 
 @pytest.mark.parametrize("settings", [None, TypeSettings()], ids=["unknown", "plain"])
@@ -291,9 +303,9 @@ def test_an_unknown_type_needs_a_queue() -> None:
 def test_a_template_has_the_payloads_and_the_tenants_own_value(value: int | str, tenant: str) -> None:
     settings = TypeSettings(limits=("per-user:{user_id}",), fair="{tenant}", ordered="o-{user_id}", unique=Unique("{user_id}"))
     resolved = resolve(task({"user_id": value, "more": [1, 2]}, tenant=tenant), settings)
-    assert resolved.limits == (f"per-user:{value}",)
+    assert resolved.limits == (f"per-user:{tenant}{SCOPE}{value}",)
     assert resolved.share == tenant
-    assert resolved.order_key == f"o-{value}"
+    assert resolved.order_key == f"{tenant}{SCOPE}o-{value}"
     assert resolved.unique == Unique(str(value))
 
 
@@ -304,11 +316,106 @@ def test_braces_in_a_value_are_no_template(value: str, other: str) -> None:
 
 
 def test_two_fields_in_one_template() -> None:
-    assert resolve(task({"a": 1, "b": "x"}, tenant="t"), TypeSettings(ordered="{tenant}/{a}/{b}")).order_key == "t/1/x"
+    assert resolve(task({"a": 1, "b": "x"}, tenant="t"), TypeSettings(ordered="{tenant}/{a}/{b}")).order_key == f"t{SCOPE}t/1/x"
 
 
 def test_a_limit_named_twice_counts_once() -> None:
     assert resolve(task({"a": 1, "b": 1}, limits=("per:{a}", "smtp", "per:{b}", "smtp")), None).limits == ("per:1", "smtp")
+
+
+# A tenant's keys
+
+
+@given(KEYS, KEYS)
+def test_a_scoped_key_is_of_one_tenant_and_shows_as_it_was_given(tenant: str, key: str) -> None:
+    assert (unscoped(scoped(tenant, key)), unscoped(scoped("", key)), scoped("", key)) == (key, key, key)
+    limit = f"per-user:{key}"
+    assert (unscoped_limit(scoped_limit(tenant, limit)), definition_of(scoped_limit(tenant, limit))) == (limit, "per-user")
+    assert unscoped(scoped_share(tenant, key)) == key
+
+
+@given(KEYS, KEYS, KEYS, KEYS)
+def test_two_tenants_have_no_key_in_common(one: str, other: str, key: str, second: str) -> None:
+    assert (scoped(one, key) == scoped(other, second)) == ((one, key) == (other, second))
+    assert scoped(one, key) != second
+
+
+def test_a_limit_without_a_key_is_one_for_all_tenants() -> None:
+    assert resolve(task(tenant="acme", limits=("smtp",)), None).limits == ("smtp",)
+
+
+@pytest.mark.parametrize("field", ["tenant", "order_key", "fair_key"])
+def test_no_caller_can_write_the_sign_between_tenant_and_key(field: str) -> None:
+    given_: dict[str, Any] = {field: f"acme{SCOPE}k"}
+    assert (refusal(task(**given_)).code, refusal(task(**given_)).field) == ("invalid_key", field)
+
+
+@pytest.mark.parametrize("settings", [TypeSettings(ordered="{a}"), TypeSettings(fair="{a}"), TypeSettings(limits=("per-user:{a}",))])
+def test_no_payload_can_write_it(settings: TypeSettings) -> None:
+    refusal(task({"a": f"acme{SCOPE}k"}), settings)
+
+
+def test_a_limit_of_the_caller_cannot_have_it() -> None:
+    refusal(task(limits=(f"per-user:acme{SCOPE}k",)))
+
+
+# Limits that are added, shares by tenant
+
+
+@pytest.mark.parametrize(
+    ("given_", "more", "expected"),
+    [
+        (None, True, ("per-user:1", "smtp")),
+        ((), True, ("per-user:1", "smtp")),
+        (("own",), True, ("own", "per-user:1", "smtp")),
+        (("smtp",), True, ("per-user:1", "smtp")),
+        ((), False, ()),
+        (("own",), False, ("own",)),
+    ],
+)
+def test_limits_are_added_or_stand_in_place_of_the_types(given_: tuple[str, ...] | None, more: bool, expected: tuple[str, ...]) -> None:
+    settings = TypeSettings(limits=("smtp", "per-user:{user}"))
+    assert resolve(task({"user": 1}, limits=given_, more_limits=more), settings).limits == expected
+
+
+def test_added_limits_count_with_the_types() -> None:
+    settings = TypeSettings(limits=tuple(f"type-{n}" for n in range(MOST_LIMITS)))
+    assert refusal(task(limits=("own",), more_limits=True), settings).field == "limits"
+    assert resolve(task(limits=("own",)), settings).limits == ("own",)
+
+
+@pytest.mark.parametrize("key", ["x", "beta", ""])
+def test_where_a_type_shares_by_tenant_no_task_chooses_its_share(key: str) -> None:
+    error = refusal(task(tenant="acme", fair_key=key), TypeSettings(fair="tenant"))
+    assert (error.code, error.field) == ("share_by_tenant", "fair_key")
+    assert resolve(task(tenant="acme", fair_key="acme"), TypeSettings(fair="tenant")).share == "acme"
+
+
+def test_a_share_of_a_tenant() -> None:
+    assert resolve(task(tenant="acme", fair_key="x"), None).share == f"acme{SCOPE}x"
+    assert resolve(task(tenant="acme", fair_key=""), None).share == ""
+    assert resolve(task(fair_key="x"), None).share == "x"
+
+
+# Batches
+
+
+def test_a_batch_has_so_many_tasks_and_edges() -> None:
+    few = [task(edges=tuple(Edge(new_id()) for _ in range(MOST_BATCH_EDGES // 4))) for _ in range(4)]
+    assert sequence_of(few) is few
+    with pytest.raises(InvalidInput) as refused:
+        sequence_of([*few, task(edges=(Edge(new_id()),))])
+    assert (refused.value.code, refused.value.field) == ("batch_too_large", "edges")
+    assert str(MOST_BATCH_EDGES) in (refused.value.hint or "")
+    assert len(sequence_of([task()] * MOST_BATCH)) == MOST_BATCH
+    with pytest.raises(InvalidInput) as refused:
+        sequence_of([task()] * (MOST_BATCH + 1))
+    assert (refused.value.code, refused.value.field) == ("batch_too_large", "tasks")
+
+
+def test_headers_have_a_sum() -> None:
+    error = refusal(task(headers={f"h{n}": "x" * 4_096 for n in range(5)}))
+    assert (error.code, error.field) == ("headers_too_large", "headers")
 
 
 PLACES: dict[str, TypeSettings] = {
@@ -415,7 +522,7 @@ def test_the_bounds_themselves_are_fine() -> None:
         idempotency_key="k" * 256,
         idempotency_window=366 * 24 * HOUR,
         tenant="t" * 128,
-        headers={f"h{n}": "x" * 4_096 for n in range(MOST_HEADERS)},
+        headers={f"h{n:02}": "x" * (MOST_HEADER_BYTES // MOST_HEADERS - 3) for n in range(MOST_HEADERS)},
         tags={f"t{n}": "x" for n in range(MOST_TAGS)},
         limits=tuple(f"l{n}" for n in range(MOST_LIMITS)),
         edges=tuple(Edge(new_id()) for _ in range(MOST_EDGES)),

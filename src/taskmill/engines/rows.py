@@ -11,7 +11,7 @@ import msgspec
 
 from taskmill.engine import Record
 from taskmill.retry import Retry
-from taskmill.task import ErrorInfo, OnFailure, OnLimit, Progress, Resolved, State, Task, Unique, scoped, scoped_limit, unscoped, unscoped_limit
+from taskmill.task import ErrorInfo, OnFailure, OnLimit, Progress, Resolved, State, Task, Unique, scoped, scoped_limit, scoped_share, unscoped, unscoped_limit
 
 __all__ = ["FAR", "Meta", "decode_error", "decode_meta", "encode_error", "encode_meta", "facts", "restored_flags", "restored_meta", "state_name"]
 
@@ -179,7 +179,7 @@ def restored_flags(record: Record) -> int:
 
 def restored_lane(task: Task) -> tuple[str, tuple[str, ...], str | None]:
     """Share, limits and order key of a whole record, as the store has them."""
-    share = task.fair_key if task.fair_key in {"", task.tenant} else scoped(task.tenant, task.fair_key)
+    share = scoped_share(task.tenant, task.fair_key)
     return share, tuple(scoped_limit(task.tenant, limit) for limit in task.limits), task.order_key and scoped(task.tenant, task.order_key)
 
 

@@ -20,7 +20,7 @@ from taskmill.clock import SystemClock
 from taskmill.engine import Engine
 from taskmill.errors import NotFound
 from taskmill.operations import Operations
-from taskmill.server.access import Key, Scope, create_key, key_data, list_keys, revoke_key
+from taskmill.server.access import Key, Scope, create_key, key_data, key_details, list_keys, new_key_id, revoke_key
 from taskmill.server.audit import Audit, Detail, path_of
 
 __all__ = ["key"]
@@ -50,9 +50,12 @@ def create(url: str | None, scopes: tuple[str, ...], tenant: str | None, name: s
     submit: submit tasks and send signals. read: look at tasks and at the store. read-payload: payloads, results and errors too. cancel: cancel, requeue and
     delete tasks. worker: claim and finish tasks. admin: all of it, and the store itself. A key with a tenant sees and touches the tasks of that tenant alone.
     """
-    made = _noted(url, "key.create", name or "a key", lambda engine: create_key(engine, name=name, scopes=scopes, tenant=tenant, rate=rate, depth=depth),
-                  scopes=" ".join(scopes))  # fmt: skip
-    token, found = made
+    id = new_key_id()
+
+    def make(engine: Engine) -> Awaitable[tuple[str, Key]]:
+        return create_key(engine, name=name, scopes=scopes, tenant=tenant, rate=rate, depth=depth, id=id)
+
+    token, found = _noted(url, "key.create", name or "a key", make, **key_details(id, scopes, tenant, rate, depth))
     if as_json:
         print_json({**key_data(found), "token": token})
     else:

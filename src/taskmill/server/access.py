@@ -8,7 +8,7 @@ schedules, limits, keys) is for keys without a tenant.
 
 Keys are read from the store at most every two seconds, and a reading older than five is no reading: a key that was revoked anywhere is refused
 everywhere within that time, and while the store is away nobody is let in on old news. A store without keys is open to callers on this
-machine, until the server has seen a key; from then on nobody comes in without one, also when the last was revoked.
+machine, until it has had a key; from then on a caller needs one, also when the last was revoked and the server starts again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,22 @@ from taskmill.engine import Engine, Item
 from taskmill.errors import Forbidden, InvalidInput, NotFound, RateLimited, StoreError, Unauthenticated
 from taskmill.task import SHARE_LENGTH, check_key, check_range
 
-__all__ = ["ANYBODY", "Caller", "Forbidden", "Key", "Keys", "Scope", "Unauthenticated", "create_key", "key_data", "list_keys", "revoke_key"]
+__all__ = [
+    "ANYBODY",
+    "Caller",
+    "Forbidden",
+    "Key",
+    "Keys",
+    "Scope",
+    "Unauthenticated",
+    "create_key",
+    "key_data",
+    "key_details",
+    "list_keys",
+    "network",
+    "new_key_id",
+    "revoke_key",
+]
 
 FRESH = 2 * SECOND
 """How long a reading of the keys is used without asking again."""
@@ -40,6 +55,8 @@ WINDOW = 60 * SECOND
 MOST_FAILURES = 20
 """Refused keys of one address in a window, before the answer is 429."""
 MOST_ADDRESSES = 10_000
+CLOSED = "access"
+"""The kind of setting that remembers, in the store, that a key was revoked."""
 TOKEN = re.compile(r"tm_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 
 
@@ -176,13 +193,14 @@ class Keys:
         began = self._clock.monotonic()
         keys = [decoded(item) for item in await self._engine.items("key")]
         self._callers = {key.id: (key.hash.encode(), _caller(key)) for key in keys}
-        self._open = self._open and not keys  # who took the last key away did not mean to let everybody in
+        # Whoever took the last key away did not mean to let everybody in.
+        self._open = self._open and not keys and not await self._engine.items(CLOSED)
         self._read_at = began
 
     def _failed(self, address: str) -> None:
         """Who guesses is slowed down; who has a key is never counted, whatever others behind the same address do."""
         now = self._clock.monotonic()
-        address = _network(address)
+        address = network(address)
         began, times = self._failures.pop(address, (now, 0))
         if now - began > WINDOW:
             began, times = now, 0
@@ -195,7 +213,7 @@ class Keys:
             raise error
 
 
-def _network(address: str) -> str:
+def network(address: str) -> str:
     """Who counts as one: an address, or of IPv6 the 64 bits that whoever has any of it has all of."""
     try:
         found = ipaddress.ip_address(address)
@@ -231,9 +249,16 @@ def decoded(item: Item) -> Key:
 
 
 async def create_key(
-    engine: Engine, *, name: str, scopes: Iterable[str], tenant: str | None = None, rate: int | None = None, depth: int | None = None
+    engine: Engine,
+    *,
+    name: str,
+    scopes: Iterable[str],
+    tenant: str | None = None,
+    rate: int | None = None,
+    depth: int | None = None,
+    id: str | None = None,
 ) -> tuple[str, Key]:
-    """A new key and its token, which nobody can read again."""
+    """A new key and its token, which nobody can read again. `id`: one of `new_key_id`, where it has to be known before."""
     wanted = tuple(dict.fromkeys(_scope(scope) for scope in scopes))
     if not wanted:
         raise InvalidInput("a key without scopes may do nothing", field="scopes", hint=f"some of {', '.join(Scope)}")
@@ -246,11 +271,21 @@ async def create_key(
     for field, number in (("rate", rate), ("depth", depth)):
         if number is not None:
             check_range(number, field, 1, 1 << 30)
-    id = secrets.token_hex(6)
+    id = id or new_key_id()
     token = f"tm_{id}_{secrets.token_urlsafe(32)}"
     key = Key(id=id, hash=sha256(token.encode()).hexdigest(), name=name, scopes=wanted, tenant=tenant, rate=rate, depth=depth, created_at=engine.clock.now())
     await engine.put("key", id, msgspec.json.encode(key), version=0)
     return token, key
+
+
+def new_key_id() -> str:
+    return secrets.token_hex(6)
+
+
+def key_details(id: str, scopes: Iterable[str], tenant: str | None, rate: int | None, depth: int | None) -> dict[str, str | int | bool | None]:
+    """What the audit log has of a new key: by its id a later revocation, and whatever the key did, can be tied to who made it."""
+    details = {"id": id, "scopes": " ".join(scopes), "tenant": tenant, "rate": rate, "depth": depth}
+    return {name: value for name, value in details.items() if value is not None}
 
 
 def _scope(text: str) -> Scope:
@@ -265,6 +300,7 @@ async def list_keys(engine: Engine) -> list[Key]:
 
 
 async def revoke_key(engine: Engine, id: str) -> None:
-    """Refused everywhere within five seconds, streams that are open included."""
+    """Refused everywhere within five seconds, streams that are open included. From then on the store remembers that it wants keys."""
+    await engine.put(CLOSED, "keys", b"true")
     if not await engine.drop("key", id):
         raise NotFound(f"there is no key {id[:40]!r}", field="id", hint="`taskmill key list` shows them")

@@ -35,7 +35,9 @@ from taskmill.engine import Beat, Checkpoint, Claim, Ending, Engine, Finished, J
 from taskmill.errors import Conflict, InvalidInput, NotFound, StoreError
 from taskmill.operations.types import settings_of
 from taskmill.server.access import Caller, Keys, Scope, Unauthenticated
+from taskmill.server.audit import Audit
 from taskmill.server.deadlines import Deadlines
+from taskmill.server.declarations import MOST_TYPES, Declarations
 from taskmill.server.outcomes import judged, storable_entry, storable_outcome, timed_out
 from taskmill.task import LONGEST_REMOTE_LEASE, SHORTEST_REMOTE_LEASE, Task, TypeSettings, check_key, check_name, check_range
 
@@ -45,7 +47,6 @@ POLL = 1.0
 MOST_SLOTS = 1_000
 MOST_LOOKS = 5
 """How often a claim that has not seen everything looks on by itself, before its worker is told to ask again."""
-MOST_TYPES = 1_000
 MOST_QUEUES = 100
 MOST_INFO = 20
 MOST_LEASES = 10_000
@@ -64,8 +65,16 @@ class _Joined(NamedTuple):
 class Crew:
     """The remote workers of one server process."""
 
-    def __init__(self, engine: Engine, keys: Keys | None = None, lost: Callable[[int], None] = lambda leases: None, settings: Settings | None = None) -> None:
-        """`lost` hears how many leases workers are told to have lost."""
+    def __init__(
+        self,
+        engine: Engine,
+        keys: Keys | None = None,
+        lost: Callable[[int], None] = lambda leases: None,
+        settings: Settings | None = None,
+        audit: Audit | None = None,
+    ) -> None:
+        """`lost` hears how many leases workers are told to have lost; `audit` has what they declare."""
+        self._declarations = Declarations(engine, audit)
         self._settings = settings or Settings()
         self._engine = engine
         self._keys = keys
@@ -104,19 +113,15 @@ class Crew:
         _check_joining(queues, types, info or {})
         granted = self._settings.remote_lease if lease is None else check_range(lease, "lease", SHORTEST_REMOTE_LEASE, LONGEST_REMOTE_LEASE)
         worker = f"remote-{caller.key}-{secrets.token_hex(8)}"
-        declared = await self._declared(types, TypeSettings(queue=queues[0]) if queues else _DEFAULTS)
+        stored = await settings_of(self._engine)
+        new = TypeSettings(queue=queues[0]) if queues else _DEFAULTS  # a type that nobody declared yet belongs to the first queue of the worker that knows it
+        declared = {name: stored.get(name, new) if settings is None else settings for name, settings in types.items()}
         served = tuple(queues) or tuple(sorted({settings.queue for settings in declared.values()}))
         told = {**(info or {}), "protocol": "remote"}
-        await self._engine.join(
-            Joining(worker=worker, queues=served, types=declared, lease=granted, app=f"remote-{caller.key}", limits=limits or {}, info=told)
-        )
+        joining = Joining(worker=worker, queues=served, types=declared, lease=granted, app=f"remote-{caller.key}", limits=limits or {}, info=told)
+        await self._declarations.join(caller, joining, stored)
         self._remember(worker, _Joined(served, granted))
         return worker, granted
-
-    async def _declared(self, types: Mapping[str, TypeSettings | None], new: TypeSettings) -> dict[str, TypeSettings]:
-        """A type that nobody has said anything about yet gets the settings of a `new` one: it belongs to the first queue of the worker that knows it."""
-        stored = await settings_of(self._engine) if None in types.values() else {}
-        return {name: stored.get(name, new) if settings is None else settings for name, settings in types.items()}
 
     def _remember(self, worker: str, joined: _Joined) -> None:
         if len(self._joined) >= MOST_REMEMBERED:

@@ -20,15 +20,17 @@ from taskmill.clock import Clock, rfc3339
 from taskmill.engine import Changed, Durability, Filter, Page, Status, Submitted, Target
 from taskmill.errors import Conflict, Expired, InvalidInput, NotFound, StaleVersion, TaskmillError
 from taskmill.operations import Operations, Tally
-from taskmill.server.access import Caller, Forbidden, Key, Keys, Scope, create_key, list_keys, revoke_key
+from taskmill.server.access import Caller, Forbidden, Key, Keys, Scope, create_key, key_details, list_keys, new_key_id, revoke_key
 from taskmill.server.audit import Audit, Detail
 from taskmill.server.quotas import Quotas
-from taskmill.task import Attempt, EdgeResult, NewTask, State, Task, check_id
+from taskmill.task import UUID, Attempt, Edge, EdgeResult, Gone, NewTask, State, Task, check_id
 
 __all__ = ["Desk"]
 
 MOST_NOTED = 100
 """Ids that the audit log has of one step."""
+LOOKED_UP = 100
+"""Tasks that are read at once to see whose they are: each may have half a megabyte."""
 
 Answer = TypeVar("Answer")
 
@@ -51,11 +53,13 @@ class Desk:
     async def submit(self, caller: Caller, new: NewTask, durability: Durability | None = None) -> Submitted:
         """One task; concurrent callers share one commit. Raises what became of it unless it exists now."""
         caller.need(Scope.SUBMIT)
+        new = _allowed(caller, new)
         if caller.tenant is None and caller.depth is None:
             return await self.operations.submit(new, durability=durability)
         await self.quotas.submit(caller, [new])
+        _check_waits(new, await self._known(caller, [new]), frozenset())
         try:
-            answer = await self.operations.submit(await self._owned(caller, new), durability=durability)
+            answer = await self.operations.submit(new, durability=durability)
         except Conflict as error:
             if error.task_id == new.id and await self._not_own(caller, [new.id]):
                 raise _taken(new.id) from None
@@ -68,31 +72,36 @@ class Desk:
         """Any number; the answers in their order, refusals among them: one that is refused keeps no other from being stored."""
         caller.need(Scope.SUBMIT)
         await self.quotas.submit(caller, tasks)
-        if caller.tenant is None:
-            return await self.operations.submit_many(tasks, durability=durability)
-        beside = frozenset(new.id for new in tasks)
         refused: dict[int, TaskmillError] = {}
-        owned: dict[int, NewTask] = {}
+        sent: dict[int, NewTask] = {}
+        known, beside = await self._known(caller, tasks), frozenset(new.id for new in tasks)
         for place, new in enumerate(tasks):
             try:
-                owned[place] = await self._owned(caller, new, beside)
+                sent[place] = _allowed(caller, new)
+                _check_waits(new, known, beside)
             except TaskmillError as error:
+                sent.pop(place, None)
                 refused[place] = error
-        sent = list(owned.values())
-        answers = dict(zip(owned, await self.operations.submit_many(sent, durability=durability), strict=True))
-        foreign = await self._foreign(caller, sent, list(answers.values()))
+        answers = dict(zip(sent, await self.operations.submit_many(list(sent.values()), durability=durability) if sent else (), strict=True))
+        foreign = await self._foreign(caller, list(sent.values()), list(answers.values()))
         for place, answer in answers.items():
             if answer.id in foreign:
                 refused[place] = _taken(answer.id)
         return tuple(_not_stored(new, refused[place], durability) if place in refused else answers[place] for place, new in enumerate(tasks))
 
-    async def _owned(self, caller: Caller, new: NewTask, beside: frozenset[str] = frozenset()) -> NewTask:
-        """The task under the caller's tenant; what it waits for is the caller's own, or stands beside it."""
+    async def _known(self, caller: Caller, tasks: Sequence[NewTask]) -> Mapping[str, bool] | None:
+        """Of all that these tasks wait for: whether it is the caller's own; what is not in it does not exist. None: the caller may wait for anything."""
         if caller.tenant is None:
-            return new
-        named = {edge.task for edge in (*new.edges, *((new.parent,) if new.parent else ()))}
-        await self._check_ids(caller, sorted(named), "after", beside)
-        return replace(new, tenant=caller.tenant)
+            return None
+        named = sorted({edge.task for new in tasks for edge in _waits(new)})
+        ids = [id for id in named if UUID.fullmatch(id)]  # what is none is refused where it is used
+        own: dict[str, bool] = {}
+        for start in range(0, len(ids), LOOKED_UP):
+            found = await self.operations.engine.get(ids[start : start + LOOKED_UP])
+            for id, task in zip(ids[start : start + LOOKED_UP], found, strict=True):
+                if task is not None:
+                    own[id] = isinstance(task, Task) and task.tenant == caller.tenant
+        return own
 
     async def _foreign(self, caller: Caller, tasks: Sequence[NewTask], answers: Sequence[Submitted]) -> frozenset[str]:
         """Ids of the caller's own making that were taken already, by tasks that are not the caller's."""
@@ -100,11 +109,15 @@ class Desk:
         return await self._not_own(caller, [answer.id for new, answer in zip(tasks, answers, strict=True) if answer.id == new.id and answer.status in known])
 
     async def _not_own(self, caller: Caller, ids: Sequence[str]) -> frozenset[str]:
-        """Those of tasks that are another's. Whether such a one has the same payload nobody may learn by trying."""
-        if caller.tenant is None or not ids:
+        """Those of tasks that are another's, or whose record is gone: nobody knows any more whose they were, and whether a foreign one had the same payload
+        is not to be learned by trying."""
+        if caller.tenant is None:
             return frozenset()
-        found = await self.operations.engine.get(ids)
-        return frozenset(task.id for task in found if isinstance(task, Task) and task.tenant != caller.tenant)
+        foreign: set[str] = set()
+        for start in range(0, len(ids), LOOKED_UP):
+            found = await self.operations.engine.get(ids[start : start + LOOKED_UP])
+            foreign.update(task.id for task in found if isinstance(task, Gone) or (task is not None and task.tenant != caller.tenant))
+        return frozenset(foreign)
 
     # Looking
 
@@ -126,14 +139,6 @@ class Desk:
         if caller.tenant is not None and task.tenant != caller.tenant:
             raise _unknown(id)
         return task
-
-    async def _check_ids(self, caller: Caller, ids: Sequence[str], field: str, beside: frozenset[str]) -> None:
-        """One that stands beside it may be new; if it is there already it is the caller's, too, or somebody could wait for a foreign task by naming its id."""
-        if not ids:
-            return
-        for id, found in zip(ids, await self.operations.engine.get([check_id(id, field) for id in ids]), strict=True):
-            if not (id in beside if found is None else isinstance(found, Task) and found.tenant == caller.tenant):
-                raise InvalidInput(f"there is no task {id}", code="unknown_task", field=field, hint="it waits for tasks that exist")
 
     async def result(self, caller: Caller, id: str, timeout: int) -> Task:
         """The record as soon as the task has ended, or as it is when the time is over."""
@@ -262,17 +267,41 @@ class Desk:
         self, caller: Caller, *, name: str, scopes: Sequence[str], tenant: str | None = None, rate: int | None = None, depth: int | None = None
     ) -> tuple[str, Key]:
         """A new key and its token, which is shown here and never again."""
+        id = new_key_id()
 
         def act(operations: Operations) -> Coroutine[Any, Any, tuple[str, Key]]:
-            return create_key(operations.engine, name=name, scopes=scopes, tenant=tenant, rate=rate, depth=depth)
+            return create_key(operations.engine, name=name, scopes=scopes, tenant=tenant, rate=rate, depth=depth, id=id)
 
-        made = await self.administer(caller, "key.create", name or "a key", act, scopes=" ".join(scopes))
+        made = await self.administer(caller, "key.create", name or "a key", act, **key_details(id, scopes, tenant, rate, depth))
         self.keys.changed()
         return made
 
     async def key_revoke(self, caller: Caller, id: str) -> None:
         await self.administer(caller, "key.revoke", id[:80], lambda operations: revoke_key(operations.engine, id))
         self.keys.changed()
+
+
+def _allowed(caller: Caller, new: NewTask) -> NewTask:
+    """The task as this caller may submit it: under its tenant, in the share that it has, and under the limits of its type whatever it adds to them."""
+    if caller.tenant is not None and new.fair_key is not None:
+        raise Forbidden("a key of a tenant cannot choose its share", field="fair_key", hint="leave fair_key out: the tenant of the key is its share")
+    if new.limits is not None and not caller.may(Scope.ADMIN):
+        new = replace(new, more_limits=True)
+    return new if caller.tenant is None else replace(new, tenant=caller.tenant)
+
+
+def _waits(new: NewTask) -> Sequence[Edge]:
+    return new.edges if new.parent is None else (*new.edges, new.parent)
+
+
+def _check_waits(new: NewTask, known: Mapping[str, bool] | None, beside: frozenset[str]) -> None:
+    """What it waits for is the caller's own. One that stands beside it may be new; if it is there already it is the caller's, too, or somebody could wait for a
+    foreign task by naming its id."""
+    if known is None:
+        return
+    for edge in _waits(new):
+        if not known.get(check_id(edge.task, "after"), edge.task in beside):
+            raise InvalidInput(f"there is no task {edge.task}", code="unknown_task", field="after", hint="it waits for tasks that exist")
 
 
 def _not_stored(new: NewTask, error: TaskmillError, durability: Durability | None) -> Submitted:

@@ -59,8 +59,9 @@ class Service:
         self.operations = Operations(self.engine)
         self.keys = Keys(self.engine, clock=self.clock, open=open)
         self.quotas = Quotas(self.engine, self.clock)
-        self.desk = Desk(self.operations, self.keys, self.quotas, Audit(audit, self.clock), self.clock)
-        self.crew = Crew(self.engine, self.keys, lambda leases: self.metrics.count("taskqueue_leases_lost_total", times=leases), settings)
+        noted = Audit(audit, self.clock)
+        self.desk = Desk(self.operations, self.keys, self.quotas, noted, self.clock)
+        self.crew = Crew(self.engine, self.keys, lambda leases: self.metrics.count("taskqueue_leases_lost_total", times=leases), settings, noted)
         self.hub = Hub(self.operations, self.keys, clock=self.clock)
         self.place = Place("")
         self.started = False

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
+import apsw
 import msgspec
 import psycopg
 
@@ -32,7 +32,9 @@ def fell_unheard(url: str, parent: str, child: str, *, counted: bool) -> None:
 
 
 def _sqlite(path: str, parent: str, child: str, *, counted: bool) -> None:
-    with closing(sqlite3.connect(path, timeout=30)) as db, db:
+    """Not by Python's own sqlite3: two libraries on one file in one process lose what the other has written."""
+    with closing(apsw.Connection(path)) as db, db:
+        db.set_busy_timeout(30_000)
         db.execute(
             "UPDATE taskmill_edge SET outcome = ? WHERE child_id = ? AND parent = (SELECT seq FROM taskmill_task WHERE id = ?)", (COMPLETED, child, parent)
         )

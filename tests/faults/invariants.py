@@ -42,10 +42,13 @@ QUERIES = {
     "has an edge that never falls": """SELECT e.child_id FROM taskmill_edge e JOIN taskmill_task c ON c.seq = e.child
         WHERE e.outcome IS NULL AND c.state >= 5 AND (c.state = 5 OR e.on_failure <> 2) AND c.seq NOT IN (SELECT seq FROM taskmill_falling)""",
     "is an edge of nobody": "SELECT id FROM taskmill_edge WHERE parent NOT IN (SELECT seq FROM taskmill_task)",
-    "is waited for by an open edge and gone": "SELECT child_id FROM taskmill_edge WHERE outcome IS NULL AND child NOT IN (SELECT seq FROM taskmill_task)",
+    "is waited for by an open edge and gone": """SELECT child_id FROM taskmill_edge
+        WHERE outcome IS NULL AND child <> 0 AND child NOT IN (SELECT seq FROM taskmill_task UNION ALL SELECT seq FROM taskmill_falling)""",
+    "is there and waited for as if it were to come": "SELECT child_id FROM taskmill_edge WHERE child = 0 AND child_id IN (SELECT id FROM taskmill_task)",
+    "numbers its edges wrong": "SELECT parent FROM taskmill_edge GROUP BY parent HAVING count(DISTINCT number) <> count(*) OR max(number) <> count(*)",
     "is waited for and does not know it": "SELECT t.id FROM taskmill_task t WHERE t.flags & 32 = 0 AND t.seq IN (SELECT child FROM taskmill_edge)",
     "has edges and does not know it": "SELECT t.id FROM taskmill_task t WHERE t.flags & 16 = 0 AND t.seq IN (SELECT parent FROM taskmill_edge)",
-    "falls and has not ended": "SELECT f.seq FROM taskmill_falling f WHERE f.seq NOT IN (SELECT seq FROM taskmill_task WHERE state >= 5)",
+    "falls and has not ended": "SELECT f.seq FROM taskmill_falling f WHERE f.seq IN (SELECT seq FROM taskmill_task WHERE state < 5)",
     "waits for nothing": f"SELECT id FROM taskmill_task WHERE state = 4 AND open_edges = 0 AND flags & (64 | 128) = 0 AND ready_at >= {FAR}",
     "has checkpoints and does not know it": "SELECT id FROM taskmill_task WHERE flags & 512 = 0 AND seq IN (SELECT seq FROM taskmill_checkpoint)",
     "has signals and does not know it": "SELECT id FROM taskmill_task WHERE flags & 1024 = 0 AND seq IN (SELECT seq FROM taskmill_signal)",

@@ -27,10 +27,11 @@ from taskmill.task import State
 PACKAGE = Path(sql_module.__file__).parent
 FILES = sorted(path.name for path in PACKAGE.glob("*.sql"))
 STATEMENTS: dict[str, str] = {f"{file.removesuffix('.sql')}.{name}": text for file in FILES for name, text in vars(load(file)).items()}
-HOT = ("pick", "claim", "finish", "lanes", "submit", "transitions", "step")
+HOT = ("pick", "claim", "finish", "edges", "lanes", "submit", "transitions", "step")
 """What claims, finishes and submits are made of."""
 
 SCANS = {
+    "edges.any_coming": "ends with the first row",
     "inspect.counts": "a count of everything reads everything; answered from memory for five seconds, and on the reader's own connection",
     "inspect.worker_types": "as many rows as there are workers",
     "inspect.workers": "as many rows as there are workers",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskmill.engines.circles import circles
+from taskmill.engines.circles import circles, on_circles
 
 GRAPHS = st.dictionaries(st.integers(0, 8).map(str), st.lists(st.integers(0, 9).map(str), max_size=5), max_size=9)
 
@@ -98,3 +98,11 @@ def test_twice_the_input_is_about_twice_the_steps() -> None:
     for shape in shapes:
         once, twice = steps_of(shape(1_000)), steps_of(shape(2_000))
         assert twice <= 2.2 * once, shape.__name__
+
+
+def test_those_on_a_circle_without_those_behind_it() -> None:
+    waits: dict[str, set[str]] = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "behind": {"a"}, "before": set(), "after": {"before"}}
+    assert circles(waits) == {"a", "b", "c", "behind"}
+    assert on_circles(waits) == {"a", "b", "c"}
+    assert on_circles({"a": {"a"}, "b": {"a"}}) == {"a"}
+    assert on_circles({"a": {"elsewhere"}, "b": set()}) == set()

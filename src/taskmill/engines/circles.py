@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping
 
-__all__ = ["circles"]
+__all__ = ["circles", "on_circles"]
 
 
 def circles(waits: Mapping[str, Collection[str]]) -> set[str]:
@@ -26,3 +26,13 @@ def circles(waits: Mapping[str, Collection[str]]) -> set[str]:
             if open_edges[waiter] == 0:
                 free.append(waiter)
     return set(open_edges)
+
+
+def on_circles(waits: Mapping[str, Collection[str]]) -> set[str]:
+    """Those who stand on a circle or between two, without those who only wait for one of them."""
+    stuck = circles(waits)
+    waiters: defaultdict[str, set[str]] = defaultdict(set)
+    for task in stuck:
+        for target in stuck.intersection(waits[task]):
+            waiters[target].add(task)
+    return circles({task: waiters[task] for task in stuck})

@@ -25,7 +25,7 @@ from taskmill.engines.rows import (
     decode_meta,
     state_name,
 )
-from taskmill.engines.sqlite import lanes
+from taskmill.engines.sqlite import edges, lanes
 from taskmill.engines.sqlite.inspect import matching
 from taskmill.engines.sqlite.recover import purge
 from taskmill.engines.sqlite.sql import load
@@ -62,18 +62,26 @@ def _each(step: Step, which: Sequence[Target] | Filter, after: str | None, n: in
     changed = []
     for target in which:
         row = read_rows(step, (target.task,)).get(target.task)
-        changed.append(_missing(step, target, change) if row is None else change(moves, row, target.version))
+        changed.append(_missing(moves, target, change) if row is None else change(moves, row, target.version))
     moves.settle()
     return Changes(tuple(changed), cursor)
 
 
-def _missing(step: Step, target: Target, change: Change) -> Changed:
+def _missing(moves: Moves, target: Target, change: Change) -> Changed:
+    """No record: its id may be known all the same, as that of a task that was deleted or that is still to come."""
+    step = moves.step
     found = step.db.execute(queries.known, (target.task, step.now)).fetchone()
     if found is None:
         return Changed(target.task, False, None, code="not_found")
     state, version = found
     if change is _delete and version == target.version:
         return Changed(target.task, True, STATES[state], version)
+    if change is _cancel and state is None:
+        step.db.execute(queries.cancel_reserved, (CANCELLED, target.task))
+        edges.cancel_reserved(moves, target.task)
+        step.ended = True
+    if change is _cancel and (state is None or (state == CANCELLED and version == 0)):  # the second: asked again
+        return Changed(target.task, True, State.CANCELLED)
     return Changed(target.task, False, None if state is None else STATES[state], code="expired")
 
 

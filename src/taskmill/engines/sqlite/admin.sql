@@ -48,3 +48,6 @@ SELECT 1 FROM taskmill_outbox WHERE subject = ?1 UNION ALL SELECT 1 FROM taskmil
 
 -- name: created_at
 SELECT created_at FROM taskmill_task WHERE seq = ?;
+
+-- name: cancel_reserved
+UPDATE taskmill_known SET state = ? WHERE id = ?;

@@ -9,10 +9,13 @@ import apsw
 
 from taskmill.engine import Durability, Finding
 from taskmill.engines.sqlite.connection import FIXED_WAL_RESET
-from taskmill.engines.sqlite.sql import Database
+from taskmill.engines.sqlite.sql import Database, load
 
 __all__ = ["check"]
 
+queries = load("inspect.sql")
+
+MOST_STUCK = 100
 LITTLE_SPACE = 256 * 1024 * 1024
 
 
@@ -32,6 +35,11 @@ def check(db: Database, path: Path, durability: Durability) -> tuple[Finding, ..
         findings.append(
             Finding("warning", "durability_local", "a power cut can lose the last acknowledged tasks (synchronous=NORMAL)", "durability=fsync keeps them")
         )
+    stuck = [task for (task,) in db.execute(queries.stuck, (MOST_STUCK,))]
+    if stuck:
+        many = f"at least {MOST_STUCK}" if len(stuck) == MOST_STUCK else str(len(stuck))
+        hint = "a worker's maintenance makes them ready within minutes; report how they came to it"
+        findings.append(Finding("error", "stuck_waiting", f"{many} tasks wait and nothing will wake them, first {stuck[0]}", hint))
     space = os.statvfs(path.parent)
     if space.f_bavail * space.f_frsize < LITTLE_SPACE:
         findings.append(

@@ -20,4 +20,4 @@ SELECT number, name, data, id, at FROM taskmill_signal WHERE seq = ? ORDER BY nu
 
 -- name: results
 SELECT e.child_id, e.on_failure, e.outcome, CASE WHEN e.kept THEN e.result ELSE d.result END FROM taskmill_edge e LEFT JOIN taskmill_ending d ON d.seq = e.child AND e.outcome IS NOT NULL
-WHERE e.parent = ? ORDER BY e.id LIMIT ?;
+WHERE e.parent = ? ORDER BY e.number LIMIT ?;

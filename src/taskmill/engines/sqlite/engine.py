@@ -20,7 +20,7 @@ from typing import TypeVar
 import apsw
 
 from taskmill.batching import Shared
-from taskmill.clock import SECOND, Clock, SystemClock
+from taskmill.clock import MINUTE, SECOND, Clock, SystemClock
 from taskmill.engine import (
     DEFAULT_RETENTION,
     EVERYTHING,
@@ -53,7 +53,8 @@ from taskmill.engine import (
     WorkerInfo,
 )
 from taskmill.engines.outcomes import check_outcomes
-from taskmill.engines.sqlite import admin, claim, finish, inspect, migrate, recover, settings, submit
+from taskmill.engines.sqlite import admin, claim, edges, finish, inspect, migrate, recover, settings, submit
+from taskmill.engines.sqlite import records as whole
 from taskmill.engines.sqlite.check import check
 from taskmill.engines.sqlite.connection import WriteLock, check_path, connect, translate
 from taskmill.engines.sqlite.live import Live
@@ -71,6 +72,8 @@ __all__ = ["SQLiteEngine"]
 Answer = TypeVar("Answer")
 
 COUNTS_AGE = 5 * SECOND
+STUCK_SLICE = 5_000
+"""Waiting tasks that one look of recovery goes through."""
 PATIENCE_OF_A_BEAT = 0.25
 
 _inside: contextvars.ContextVar[Tx | None] = contextvars.ContextVar("taskmill_transaction", default=None)
@@ -104,6 +107,8 @@ class SQLiteEngine:
         self._vfs = vfs
         self._open = False
         self._counts = Shared(lambda: self._read(lambda db: inspect.counts(db, self.clock.now())), self.clock, COUNTS_AGE)
+        self._look_for_stuck_at = 0
+        self._stuck_after = 0
         self._results_dropped = (0, 0)
         """Up to which completed task results have been dropped."""
 
@@ -383,7 +388,15 @@ class SQLiteEngine:
     def _recover(self, step: Step, fair_since: int, n: int) -> tuple[int, int, Moved]:
         newest = recover.newest(step)
         back = self._live_in_step.do(lambda live: live.set_back(newest))
+        self._wake_stuck(step)
         return newest, back, recover.recover(step, self._silent(step, fair_since), n, back)
+
+    def _wake_stuck(self, step: Step) -> None:
+        """Once a minute a slice of those that wait: an error that left one behind is mended, and costs next to nothing where there is none."""
+        now = self.clock.monotonic()
+        if now >= self._look_for_stuck_at:
+            self._look_for_stuck_at = now + MINUTE
+            self._stuck_after = edges.wake_stuck(step, self._stuck_after, STUCK_SLICE) or 0
 
     def _silent(self, step: Step, fair_since: int) -> list[str]:
         """Beats are read under the write lock: whoever beat while this waited for it lives."""
@@ -488,8 +501,12 @@ class SQLiteEngine:
     async def outbox(self, kind: str, after: str, n: int, term: Term) -> tuple[Entry, ...]:
         return await self._write(lambda step: settings.outbox(step, kind, after, n, term))
 
+    async def records(self, ids: Sequence[str]) -> tuple[Record | None, ...]:
+        now = self.clock.now()
+        return await self._read(lambda db: whole.records(db, ids, now))
+
     async def restore(self, records: Sequence[Record]) -> tuple[bool, ...]:
-        return tuple(await self._write(lambda step: settings.restore(step, records)))
+        return tuple(await self._write(lambda step: whole.restore(step, records)))
 
     # Hints
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from operator import itemgetter
 from types import MappingProxyType
@@ -10,6 +10,7 @@ from types import MappingProxyType
 import msgspec
 
 from taskmill.engine import Checkpoint, Ending, Finished, Outcome, Refusal, Status
+from taskmill.engines.refusals import cycle
 from taskmill.engines.rows import (
     AWAITS,
     CANCEL,
@@ -19,7 +20,6 @@ from taskmill.engines.rows import (
     DEAD,
     EDGES,
     FAR,
-    ON_FAILURE_NUMBERS,
     ORDERED,
     RETRYING,
     RUNNING,
@@ -33,13 +33,14 @@ from taskmill.engines.rows import (
     encode_progress,
     json_text,
 )
+from taskmill.engines.sqlite import edges
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.submit import submit, unknown_edge
 from taskmill.engines.sqlite.transitions import Moves, Row, fall_slice, read_rows
 from taskmill.errors import Conflict, Expired, InvalidInput, NotFound
 from taskmill.events import Kind
-from taskmill.task import MOST_SIGNAL_BYTES, MOST_SIGNALS, MOST_STEP_BYTES, MOST_STEPS, ErrorInfo, OnFailure, State
+from taskmill.task import MOST_SIGNAL_BYTES, MOST_SIGNALS, MOST_STEP_BYTES, MOST_STEPS, Edge, ErrorInfo, OnFailure, State
 
 __all__ = ["checkpoint", "crash", "finish", "signal"]
 
@@ -141,7 +142,7 @@ def _apply(moves: Moves, row: Row | None, outcome: Outcome, instead: dict[str, S
             _tell_instead(row, outcome, instead)
             return None
         return Refusal(outcome.task, outcome.token, "stale_lease", "the lease is no longer current; nothing was written")
-    if outcome.ending is Ending.WAITING:
+    if outcome.ending is Ending.WAITING and outcome.tasks:
         refusal = _check_wait(moves.step, outcome)
         if refusal is not None:
             return refusal
@@ -194,7 +195,11 @@ def _start_those(step: Step, moves: Moves, row: Row, outcome: Outcome) -> Refusa
         if answer.status is Status.REFUSED and answer.error is not None:
             return Refusal(outcome.task, outcome.token, "refused", f"the task {answer.id} that follows was refused: {answer.error}")
     if outcome.ending is Ending.WAITING and row.state != CANCELLED and row.must_end is None:
-        _begin_to_wait(moves, row, outcome, tuple(answer.id for answer in answers))
+        children = tuple(answer.id for answer in answers)
+        refusal = _circle(step, outcome, children)
+        if refusal is not None:
+            return refusal
+        _begin_to_wait(moves, row, outcome, children)
     return None
 
 
@@ -282,10 +287,16 @@ def crash(moves: Moves, row: Row, error: ErrorInfo | None, *, keep_lease: bool) 
 
 
 def _check_wait(step: Step, outcome: Outcome) -> Refusal | None:
+    """Whether it may wait for these: they are known, and none of them waits for it."""
+    children = edges.awaited(step, outcome.tasks)
     for task in outcome.tasks:
-        if not step.db.execute(queries.exists, (task,)).fetchone():
+        if task not in children:
             return Refusal(outcome.task, outcome.token, "unknown_edge", unknown_edge(task).message)
-    return None
+    return _circle(step, outcome, outcome.tasks)
+
+
+def _circle(step: Step, outcome: Outcome, tasks: Collection[str]) -> Refusal | None:
+    return Refusal(outcome.task, outcome.token, "refused", cycle().message) if edges.reaches(step, tasks, outcome.task) else None
 
 
 def _waiting(moves: Moves, row: Row, outcome: Outcome) -> None:
@@ -298,8 +309,11 @@ def _begin_to_wait(moves: Moves, row: Row, outcome: Outcome, children: tuple[str
     step = moves.step
     on_failure = OnFailure(outcome.on_failure)
     failed = False
-    for task in dict.fromkeys((*outcome.tasks, *children)):
-        failed |= _wait_for(step, row, task, on_failure)
+    tasks = dict.fromkeys((*outcome.tasks, *children))
+    if tasks:
+        opened, failed = edges.link(step, row.seq, [Edge(task, on_failure) for task in tasks], edges.awaited(step, tasks))
+        row.open_edges += opened
+        row.flags |= EDGES
     awaits = None
     if outcome.signals and not _has_come(step, row, outcome):
         awaits = json_text([outcome.seen, list(outcome.signals)])
@@ -309,22 +323,6 @@ def _begin_to_wait(moves: Moves, row: Row, outcome: Outcome, children: tuple[str
         moves.cancel(row, ErrorInfo("edge_failed", "a task it waits for did not complete"), reason="edge_failed")
     elif row.open_edges == 0 and not row.flags & AWAITS and (outcome.tasks or children or outcome.signals):
         moves.ready(row, ready_at=step.now, keep_lease=True)
-
-
-def _wait_for(step: Step, row: Row, task: str, on_failure: OnFailure) -> bool:
-    """A new edge of a task that begins to wait; True if it fell at once and means the end."""
-    child, state, flags = step.db.execute(queries.child, (task,)).fetchone()
-    if step.db.execute(queries.has_edge, (row.seq, task)).fetchone():
-        return False
-    row.flags |= EDGES
-    ended = state >= COMPLETED
-    fallen = ended and (state == COMPLETED or on_failure is not OnFailure.HOLD)
-    step.db.execute(queries.add_edge, (row.seq, child, task, ON_FAILURE_NUMBERS[on_failure], state if fallen else None))
-    if not flags & WAITED:
-        step.db.execute(queries.mark_waited, (child,))
-    if not fallen:
-        row.open_edges += 1
-    return fallen and state != COMPLETED and on_failure is OnFailure.CANCEL
 
 
 def _has_come(step: Step, row: Row, outcome: Outcome) -> bool:

@@ -18,21 +18,6 @@ SELECT outcome, error ->> '$.code' IS 'lease_lost' FROM taskmill_attempt WHERE s
 -- name: max_crashes
 SELECT max_crashes FROM taskmill_body WHERE seq = ?;
 
--- name: exists
-SELECT 1 FROM taskmill_task WHERE id = ?;
-
--- name: child
-SELECT seq, state, flags FROM taskmill_task WHERE id = ?;
-
--- name: has_edge
-SELECT 1 FROM taskmill_edge WHERE parent = ? AND child_id = ?;
-
--- name: add_edge
-INSERT INTO taskmill_edge (parent, child, child_id, on_failure, outcome) VALUES (?, ?, ?, ?, ?);
-
--- name: mark_waited
-UPDATE taskmill_task SET flags = flags | 32 WHERE seq = ?;
-
 -- name: signal_names
 SELECT name FROM taskmill_signal WHERE seq = ? AND number > ?;
 

@@ -192,7 +192,7 @@ def missing(db: Database, task: str, now: int) -> NotFound | Expired:
 
 
 def edges(db: Database, task: str, after: int, n: int) -> tuple[EdgeResult, ...]:
-    rows = db.execute(queries.edges, (task, n, after))
+    rows = db.execute(queries.edges, (task, after, n))
     return tuple(EdgeResult(child, ON_FAILURE[on_failure], None if outcome is None else STATES[outcome], result) for child, on_failure, outcome, result in rows)
 
 

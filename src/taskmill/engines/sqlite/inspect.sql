@@ -19,7 +19,7 @@ SELECT number, worker, token, started_at, ended_at, outcome, error FROM taskmill
 
 -- name: edges
 SELECT e.child_id, e.on_failure, e.outcome, CASE WHEN e.kept THEN e.result ELSE d.result END FROM taskmill_edge e LEFT JOIN taskmill_ending d ON d.seq = e.child AND e.outcome IS NOT NULL
-WHERE e.parent = (SELECT seq FROM taskmill_task WHERE id = ?) ORDER BY e.id LIMIT ? OFFSET ?;
+WHERE e.parent = (SELECT seq FROM taskmill_task WHERE id = ?) AND e.number > ? ORDER BY e.number LIMIT ?;
 
 -- name: counts
 SELECT queue, type, priority, state, ready_at <= ?1 AS due, count(*), min(ready_at) FROM taskmill_task GROUP BY 1, 2, 3, 4, 5;
@@ -54,3 +54,7 @@ UPDATE taskmill_store SET listen_until = max(listen_until, ?);
 
 -- name: last_event
 SELECT coalesce(max(number), 0), coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'taskmill_event'), 0) FROM taskmill_event;
+
+-- name: stuck
+SELECT id FROM taskmill_task t INDEXED BY taskmill_task_due WHERE t.state = 4 AND t.ready_at = 4611686018427387904 AND t.flags & 192 = 0
+  AND NOT EXISTS (SELECT 1 FROM taskmill_edge e INDEXED BY taskmill_edge_open WHERE e.parent = t.seq AND e.outcome IS NULL) LIMIT ?;

@@ -6,24 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from taskmill import codec
-from taskmill.engine import Entry, Fired, Item, Joining, Record, Status, Submitted, Taken, Term
+from taskmill.engine import Entry, Fired, Item, Joining, Status, Submitted, Taken, Term
 from taskmill.engines.rows import (
     CANCEL,
     COMPLETED,
-    FAR,
-    NUMBERS,
-    ON_FAILURE_NUMBERS,
     RUNNING,
-    WAITED,
-    WAITING,
-    encode_error,
-    encode_progress,
-    encode_retry,
     json_text,
-    restored_flags,
-    restored_lane,
-    restored_meta,
 )
 from taskmill.engines.settings import Settings, check_item
 from taskmill.engines.sqlite import lanes
@@ -36,7 +24,7 @@ from taskmill.errors import InvalidInput, NotFound, StaleVersion
 from taskmill.events import Kind
 from taskmill.task import NewTask, check_key, check_limit, check_name, check_range, check_settings
 
-__all__ = ["drop", "fire", "join", "lead", "outbox", "put", "resign", "restore", "take"]
+__all__ = ["drop", "fire", "join", "lead", "outbox", "put", "resign", "take"]
 
 queries = load("settings.sql")
 step_queries = load("step.sql")
@@ -242,79 +230,3 @@ def outbox(step: Step, kind: str, after: str, n: int, term: Term) -> tuple[Entry
     number = int(after or 0)
     step.db.execute(queries.cut_outbox, (kind, number))
     return tuple(Entry(str(row[0]), *row[1:]) for row in step.db.execute(queries.outbox, (kind, number, n)))
-
-
-# Whole records
-
-
-def restore(step: Step, records: Sequence[Record]) -> list[bool]:
-    answers = [_restore(step, record) for record in records]
-    for record, inserted in zip(records, answers, strict=True):
-        if inserted:
-            _restore_edges(step, record)
-    step.woke = True
-    return answers
-
-
-def _restore(step: Step, record: Record) -> bool:
-    task = record.task
-    if read_rows(step, (task.id,)) or step.db.execute(queries.is_known, (task.id, step.now)).fetchone():
-        return False
-    step.seq += 1
-    seq = step.seq
-    state = NUMBERS[task.state]
-    if state == RUNNING or (state == WAITING and not (task.open_edges or task.sealed)):
-        state = 0  # a lease of another store is none here; and what it waited for, its handler looks at again
-    share, limits, order_key = restored_lane(task)
-    lane = step.lane_id(step.queue(task.queue), share, limits, order_key or "")
-    ready_at = FAR if state == WAITING else task.run_at
-    ended = state >= COMPLETED
-    step.db.execute(
-        queries.restore_task,
-        {
-            "seq": seq, "id": task.id, "type": task.type, "queue": task.queue, "tenant": task.tenant, "lane": lane, "state": state, "priority": task.priority,
-            "ready_at": ready_at, "version": task.version, "executions": task.executions, "failures": task.failures, "crashes": task.crashes,
-            "flags": restored_flags(record), "open_edges": task.open_edges, "created_at": task.created_at, "updated_at": task.updated_at,
-            "expires_at": task.expires_at, "finished_at": task.finished_at, "token": task.token if ended else None, "worker": task.worker if ended else None,
-            "started_at": task.started_at, "must_end": task.must_end, "phase": task.phase,
-            "progress": None if task.progress is None else encode_progress(task.progress),
-        },
-    )  # fmt: skip
-    if task.order_key is not None and not ended:
-        step.db.execute(queries.add_ordered, (lane, seq))
-    if task.expires_at is not None and not ended:
-        step.db.execute(queries.add_expiry, (task.expires_at, seq))
-    _restore_parts(step, seq, record)
-    if lane > 0:
-        lanes.refresh(step, (lane,))
-    return True
-
-
-def _restore_parts(step: Step, seq: int, record: Record) -> None:
-    task, db = record.task, step.db
-    db.execute(queries.add_body, (seq, task.payload, encode_retry(task.retry), task.timeout, task.max_crashes, task.run_at, restored_meta(task)))
-    if task.result is not None or task.error is not None:
-        db.execute(queries.add_ending, (seq, task.result, encode_error(task.error)))
-    if task.unique is not None and task.state not in {task.state.COMPLETED, task.state.DEAD, task.state.CANCELLED}:
-        db.execute(queries.hold, (task.tenant, task.type, task.unique.key, seq))
-    if task.idempotency_key is not None:
-        until = task.created_at + task.idempotency_window
-        db.execute(queries.add_dedupe, (task.tenant, task.type, task.idempotency_key, task.id, codec.payload_hash(task.payload), until))
-    db.executemany(queries.add_tag, [(name, value, seq) for name, value in task.tags.items()])
-    db.executemany(queries.add_checkpoint, [(seq, name, value) for name, value in record.checkpoints.items()])
-    db.executemany(queries.add_signal, [(seq, s.number, s.id, s.name, s.data, s.at) for s in record.signals])
-    db.executemany(
-        queries.add_attempt,
-        [(seq, a.number, a.worker, a.token, a.started_at, a.ended_at, a.outcome, encode_error(a.error)) for a in record.attempts if a.ended_at is not None],
-    )
-
-
-def _restore_edges(step: Step, record: Record) -> None:
-    """Edges of a whole batch, once all its records are there."""
-    parent = step.db.execute(queries.seq, (record.task.id,)).fetchone()[0]
-    for edge in record.edges:
-        child = step.db.execute(queries.seq, (edge.task,)).fetchone()
-        number = -1 if child is None else child[0]
-        outcome = None if edge.outcome is None else NUMBERS[edge.outcome]
-        step.db.execute(queries.add_edge, (parent, number, edge.task, ON_FAILURE_NUMBERS[edge.on_failure], outcome, outcome is not None, edge.result))
-        step.db.execute(queries.mark_waited, (WAITED, number))

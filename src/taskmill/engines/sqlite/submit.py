@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from taskmill import codec
 from taskmill.engine import Durability, Status, Submitted
-from taskmill.engines.circles import circles
+from taskmill.engines.circles import circles, on_circles
 from taskmill.engines.refusals import cycle, over_limit
 from taskmill.engines.rows import (
     CANCELLED,
@@ -23,7 +23,6 @@ from taskmill.engines.rows import (
     DEAD,
     EDGES,
     FAR,
-    ON_FAILURE_NUMBERS,
     ORDERED,
     PENDING,
     REJECTED,
@@ -40,13 +39,13 @@ from taskmill.engines.rows import (
     facts,
     json_text,
 )
-from taskmill.engines.sqlite import lanes
+from taskmill.engines.sqlite import edges, lanes
 from taskmill.engines.sqlite.sql import insert, load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, Row
 from taskmill.errors import Conflict, InvalidInput, NotFound, RateLimited, TaskmillError
 from taskmill.events import Kind
-from taskmill.task import Edge, ErrorInfo, NewTask, OnFailure, OnLimit, Resolved, definition_of
+from taskmill.task import Edge, ErrorInfo, NewTask, OnLimit, Resolved, definition_of
 
 __all__ = ["submit", "unknown_edge"]
 
@@ -122,8 +121,12 @@ class _Batch:
         linked = any(draft.resolved.new.edges or draft.resolved.new.parent for draft in self.drafts)
         if linked:
             self._refuse_unknown_edges()
-        self._place()
+        awaited = edges.coming(self.step, [draft.resolved.new.id for draft in self.drafts])
+        self._place(awaited)
         self._insert()
+        for draft in self.drafts if awaited else ():
+            if draft.flags & WAITED:
+                edges.arrive(self.moves, draft.resolved.new.id, draft.seq, draft.state)
         if linked:
             self._link()
         lanes.refresh(self.step, self.stirred, left=self.replaced)
@@ -180,7 +183,7 @@ class _Batch:
         remembered = self.step.db.execute(queries.known, (new.id, self.step.now)).fetchone()
         if remembered is None:
             return False
-        if remembered[0] is None:  # reserved: this is the task that was announced
+        if remembered[0] is None and remembered[1] == codec.payload_hash(new.payload):  # reserved: this is the task that was announced
             self.step.db.execute(queries.forget_known, (new.id,))
             return False
         return self._compare(draft, new.id, remembered[1])
@@ -274,31 +277,34 @@ class _Batch:
 
     def _refuse_unknown_edges(self) -> None:
         """A task that waits for one that does not exist, or for one that waits for it, is refused, and so is what waits for it."""
+        drafts = [draft.resolved.new for draft in self.drafts]
+        named = {edge.task for new in drafts for edge in new.edges} | {new.parent.task for new in drafts if new.parent is not None}
+        children = edges.awaited(self.step, {self._first(task) for task in named})
         refused = True
         while refused:
             present = {draft.resolved.new.id for draft in self.drafts}
-            bad = {draft.place: error for draft in self.drafts if (error := self._edge_error(draft, present)) is not None}
+            bad = {draft.place: error for draft in self.drafts if (error := self._edge_error(draft, present, children)) is not None}
             for place, error in bad.items():
                 self._refuse(self.tasks[place], place, error)
             self.drafts = [draft for draft in self.drafts if draft.place not in bad]
             refused = bool(bad)
-        self._refuse_cycles()
+        self._refuse_cycles(children)
 
     def _refuse(self, new: NewTask, place: int, error: TaskmillError) -> None:
         self._answer(place, Status.REFUSED, new.id, error)
         if new.idempotency_key is not None:
             self.step.db.execute(queries.forget_dedupe, (new.tenant, new.type, new.idempotency_key, new.id))
 
-    def _edge_error(self, draft: Draft, present: set[str]) -> TaskmillError | None:
-        new, db = draft.resolved.new, self.step.db
+    def _edge_error(self, draft: Draft, present: set[str], children: Mapping[str, edges.Child]) -> TaskmillError | None:
+        new = draft.resolved.new
         for edge in new.edges:
-            if edge.task not in present and db.execute(queries.exists, (self._first(edge.task), self.step.now)).fetchone() is None:
+            if edge.task not in present and self._first(edge.task) not in children:
                 return unknown_edge(edge.task)
         if new.parent is not None and new.parent.task not in present:
-            parent = db.execute(queries.parent, (self._first(new.parent.task),)).fetchone()
-            if parent is None:
+            parent = children.get(self._first(new.parent.task))
+            if parent is None or parent.seq <= 0:
                 return unknown_edge(new.parent.task)
-            if parent[1] != WAITING or not parent[2] & SEALED:
+            if parent.state != WAITING or not parent.flags & SEALED:
                 return Conflict(
                     f"task {new.parent.task} has no seal: it cannot wait for more",
                     code="no_seal",
@@ -311,13 +317,20 @@ class _Batch:
         """The id under which a task of this batch exists."""
         return self.first_ids.get(task, task)
 
-    def _refuse_cycles(self) -> None:
-        waits: dict[str, set[str]] = {draft.resolved.new.id: {edge.task for edge in draft.resolved.new.edges} for draft in self.drafts}
+    def _refuse_cycles(self, children: Mapping[str, edges.Child]) -> None:
+        """What waits in a circle, those of stored tasks included, is refused, and so is what waits for it in this batch."""
+        waits = {draft.resolved.new.id: {self._first(edge.task) for edge in draft.resolved.new.edges} for draft in self.drafts}
+        inside: dict[str, set[str]] = {task: set(targets) for task, targets in waits.items()}
+        starts = [task for task, child in children.items() if child.flags & EDGES and child.state is not None and child.state < COMPLETED]
+        for task, targets in edges.open_waits(self.step, starts).items():
+            waits.setdefault(task, set()).update(targets)
         for draft in self.drafts:
             parent = draft.resolved.new.parent
-            if parent is not None and parent.task in waits:
-                waits[parent.task].add(draft.resolved.new.id)
-        stuck = circles(waits)
+            if parent is not None:
+                waits.setdefault(self._first(parent.task), set()).add(draft.resolved.new.id)
+        for task in on_circles(waits) & inside.keys():
+            inside[task].add(task)
+        stuck = circles(inside)
         for draft in self.drafts:
             if draft.resolved.new.id in stuck:
                 self._refuse(draft.resolved.new, draft.place, cycle())
@@ -331,7 +344,7 @@ class _Batch:
         run_at = now + new.delay if new.delay is not None else now if new.run_at is None else new.run_at
         return (SCHEDULED, run_at, run_at) if run_at > now else (PENDING, now, run_at)
 
-    def _place(self) -> None:
+    def _place(self, awaited: set[str]) -> None:
         """Its number, its time, its lane."""
         step = self.step
         for draft in self.drafts:
@@ -354,6 +367,8 @@ class _Batch:
             if resolved.new.sealed and draft.error is None:
                 draft.flags |= SEALED
                 draft.state, draft.ready_at = WAITING, FAR
+            if awaited and resolved.new.id in awaited:
+                draft.flags |= WAITED
             step.woke = True
 
     def _count_or_reject(self, draft: Draft) -> None:
@@ -429,40 +444,22 @@ class _Batch:
 
     def _link(self) -> None:
         """Edges, once all rows are there: those of ended tasks fall at once."""
+        made: dict[str, list[Edge]] = {}
         for draft in self.drafts:
-            for edge in draft.resolved.new.edges:
-                self._add_edge(draft.seq, edge)
+            new = draft.resolved.new
+            if new.edges:
+                made.setdefault(new.id, []).extend(Edge(self._first(edge.task), edge.on_failure) for edge in new.edges)
         for draft in self.drafts:
-            if draft.resolved.new.parent is not None:
-                parent = draft.resolved.new.parent
-                seq = self.step.db.execute(queries.parent, (self._first(parent.task),)).fetchone()[0]
-                self._add_edge(seq, Edge(draft.resolved.new.id, parent.on_failure))
-        waiters = {draft.seq for draft in self.drafts if draft.resolved.new.edges and draft.state != DEAD}
-        waiters |= self._parents_of_drafts()
-        for seq in waiters:
-            settle_waiter(self.step, self.moves, seq)
-
-    def _parents_of_drafts(self) -> set[int]:
-        found = set()
-        for draft in self.drafts:
-            if draft.resolved.new.parent is not None:
-                found.add(self.step.db.execute(queries.parent, (self._first(draft.resolved.new.parent.task),)).fetchone()[0])
-        return found
-
-    def _add_edge(self, parent: int, edge: Edge) -> None:
-        db = self.step.db
-        child_id = self._first(edge.task)
-        child = db.execute(queries.child, (child_id,)).fetchone()
-        if child is None:  # its record is gone; what it came to is remembered
-            seq, state, flags = -1, db.execute(queries.known, (child_id, self.step.now)).fetchone()[0], WAITED
-        else:
-            seq, state, flags = child
-        fallen = state is not None and state >= COMPLETED and (state == COMPLETED or edge.on_failure is not OnFailure.HOLD)
-        if db.execute(queries.add_edge, (parent, seq, child_id, ON_FAILURE_NUMBERS[edge.on_failure], state if fallen else None)).fetchone() is None:
-            return
-        db.execute(queries.raise_edges, (0 if fallen else 1, EDGES, parent))
-        if not flags & WAITED:
-            db.execute(queries.mark_waited, (WAITED, seq))
+            new = draft.resolved.new
+            if new.parent is not None:
+                made.setdefault(self._first(new.parent.task), []).append(Edge(new.id, new.parent.on_failure))
+        children = edges.awaited(self.step, {*made, *(edge.task for those in made.values() for edge in those)})
+        dead = {draft.seq for draft in self.drafts if draft.state == DEAD}
+        for waiter, those in made.items():
+            seq = children[waiter].seq
+            edges.link(self.step, seq, those, children)
+            if seq not in dead:
+                settle_waiter(self.step, self.moves, seq)
 
 
 @lru_cache(maxsize=256)
@@ -491,7 +488,7 @@ def break_seals(step: Step, unseal: Sequence[str]) -> None:
     for task in unseal:
         found = step.db.execute(queries.unseal, (SEALED, task)).fetchone()
         if found is None:
-            if step.db.execute(queries.child, (task,)).fetchone() is None:
+            if step.db.execute(queries.task, (task,)).fetchone() is None:
                 raise NotFound(f"there is no task {task}", field="unseal")
             continue
         row = Row(*found)
@@ -509,8 +506,10 @@ def _reserve(step: Step, new: NewTask, durability: Durability) -> Submitted:
         if found is not None and found[0] != new.id and (found[2] > step.now or (found[3] is not None and found[3] < COMPLETED)):
             return _reserved_answer(step, found[0], found[1] == payload_hash, durability)
         step.db.execute(queries.add_dedupe, (new.tenant, new.type, new.idempotency_key, new.id, payload_hash, until))
-    if step.db.execute(queries.exists, (new.id, step.now)).fetchone() is not None:
-        return _reserved_answer(step, new.id, True, durability)
+    stored = step.db.execute(queries.payload, (new.id,)).fetchone()
+    remembered = (None, codec.payload_hash(stored[0])) if stored is not None else step.db.execute(queries.known, (new.id, step.now)).fetchone()
+    if remembered is not None:
+        return _reserved_answer(step, new.id, remembered[1] == payload_hash, durability)
     step.db.execute(queries.add_known, (new.id, None, payload_hash, until))
     return Submitted(Status.CREATED, new.id, durability, True)
 

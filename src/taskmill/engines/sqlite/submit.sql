@@ -35,9 +35,6 @@ DELETE FROM taskmill_known WHERE id = ?;
 -- name: is_reserved
 SELECT 1 FROM taskmill_known WHERE id = ? AND state IS NULL;
 
--- name: exists
-SELECT 1 FROM taskmill_task WHERE id = ?1 UNION ALL SELECT 1 FROM taskmill_known WHERE id = ?1 AND until > ?2;
-
 -- name: dedupe
 SELECT d.id, d.hash, d.until, t.state FROM taskmill_dedupe d LEFT JOIN taskmill_task t ON t.id = d.id WHERE d.tenant = ? AND d.type = ? AND d.key = ?;
 
@@ -64,20 +61,8 @@ UPDATE taskmill_body SET payload = ?, run_at = ? WHERE seq = ?;
 -- name: version
 SELECT id, version, type, queue, tenant FROM taskmill_task WHERE seq = ?;
 
--- name: parent
-SELECT seq, state, flags FROM taskmill_task WHERE id = ?;
 
--- name: child
-SELECT seq, state, flags FROM taskmill_task WHERE id = ?;
 
--- name: add_edge
-INSERT INTO taskmill_edge (parent, child, child_id, on_failure, outcome) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING id;
-
--- name: raise_edges
-UPDATE taskmill_task SET open_edges = open_edges + ?, flags = flags | ? WHERE seq = ?;
-
--- name: mark_waited
-UPDATE taskmill_task SET flags = flags | ? WHERE seq = ?;
 
 -- name: failed_edge
 SELECT 1 FROM taskmill_edge WHERE parent = ? AND outcome IN (?, ?) AND on_failure = 0 LIMIT 1;
@@ -92,3 +77,6 @@ FROM taskmill_task WHERE seq = ?;
 -- name: unseal
 UPDATE taskmill_task SET flags = flags & ~?1 WHERE id = ?2 AND flags & ?1
 RETURNING seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end;
+
+-- name: task
+SELECT 1 FROM taskmill_task WHERE id = ?;

@@ -256,8 +256,8 @@ class App(Tasks, Submitter[Operations]):
         return self._engine is not None and self._engine.in_transaction()
 
     def metrics(self) -> Coroutine[Any, Any, bytes]:
-        """What a scraper of this program reads, in the text format of Prometheus: the submits and calls of the store since this was first asked for, and the queues
-        and workers of the store."""
+        """What a scraper of this program reads, in the text format of Prometheus: its submits and calls of the store since this was first asked for, and
+        the queues and workers of the store."""
         return self.at_home("app.metrics()", self._scrape)
 
     async def _scrape(self) -> bytes:

@@ -76,8 +76,8 @@ def attempt_data(attempt: Attempt) -> dict[str, object]:
     return _data(attempt)
 
 
-def edge_data(edge: EdgeResult) -> dict[str, object]:
-    return _data(edge, raw=True)
+def edge_data(edge: EdgeResult, *, raw: bool = True) -> dict[str, object]:
+    return _data(edge, raw=raw)
 
 
 def submitted_data(answer: Submitted) -> dict[str, object]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from taskmill.clock import SECOND, SystemClock, instant
+from taskmill.clock import HOUR, MINUTE, SECOND, SystemClock, instant
 from taskmill.codec import PAYLOAD_LIMIT
 from taskmill.engine import Ending, Engine
-from taskmill.task import ErrorInfo, Priority, Task
+from taskmill.task import ErrorInfo, Priority, Task, new_id
 from tests.surfaces.cli_tools import COMMAND, Cli
 
 
@@ -134,7 +136,7 @@ def test_a_file_without_an_end_is_read_no_further_than_needed(cli: Cli) -> None:
         (["mail", "{}", "--priority", "high "], "did you mean high?"),
         (["mail", "{}", "--priority", "-1"], "is not one of"),
         (["mail", "{}", "--delay", "soon"], "--delay: 'soon' is not a duration"),
-        (["mail", "{}", "--delay", "5000d5000d5000d5000d5000d5000d5000d5000d"], "too long"),
+        (["mail", "{}", "--delay", "999999d"], "too long"),
         (["mail", "{}", "--run-at", "2026-02-30T00:00:00Z"], "is not a time"),
         (["mail", "{}", "--run-at", "10000-01-01T00:00:00Z"], "is not a time"),
         (["mail", "{}", "--run-at", "2026-01-01T00:00:00"], "has no time zone"),
@@ -238,3 +240,47 @@ def test_by_an_app_wrong_arguments_are_named(cli: Cli, by_app: list[str], more: 
 
 def test_an_app_that_is_not_there(cli: Cli, by_app: list[str]) -> None:
     assert "tasks_of_shopp.py" in cli.refused(2, "submit", "--app", "tasks_of_shopp.py", "send_welcome", "{}")
+
+
+def test_an_id_tasks_to_wait_for_a_unique_key_and_a_deadline(cli: Cli) -> None:
+    [first] = cli.submit("mail", queue="out")
+    id = new_id()
+    arguments = ["submit", "mail", "{}", "--queue", "out", "--id", id, "--after", first, "--unique", "mail-eu", "--expires", "2h"]
+    assert cli.ok(*arguments).out == f"{id}\n"
+    [task] = cli.ok("task", "get", id, "--json").objects
+    assert (task["state"], task["open_edges"], task["unique"]) == ("waiting", 1, {"key": "mail-eu", "until": "ended", "on_conflict": "keep"})
+    assert instant(str(task["expires_at"])) - instant(str(task["created_at"])) == pytest.approx(2 * HOUR, abs=MINUTE)
+    again = cli.ok("submit", "mail", "{}", "--queue", "out", "--unique", "mail-eu")
+    assert again.out == f"{id}\n"
+    assert "was there before" in again.err
+    assert len(cli.ids()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--id", "mine"], "--id"),
+        (["--after", "other"], "--after"),
+        (["--unique", ""], "is not a key"),
+        (["--expires", "soon"], "--expires"),
+        (["--count", "2", "--unique", "k"], "one key gives one task"),
+        (["--count", "2", "--id", "00000000-0000-7000-8000-000000000000"], "one key gives one task"),
+    ],
+)
+def test_such_options_that_are_wrong(cli: Cli, arguments: list[str], said: str) -> None:
+    assert said in cli.refused(2, "submit", "mail", "{}", "--queue", "out", *arguments)
+
+
+def test_ctrl_c_in_the_middle_of_many_says_how_many_were_stored(cli: Cli) -> None:
+    """What it prints is what the store has, and where to go on."""
+    process = cli.start("submit", "mail", "{}", "--queue", "out", "--count", "500000")
+    until = time.monotonic() + 60
+    while not cli.ids() and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    ids = cli.ids()
+    assert process.returncode == 130
+    assert sorted(out.split()) == sorted(ids)
+    assert f"{len(ids):,} of 500,000 tasks were stored, their ids stand above; go on with --count {500_000 - len(ids)}" in err
+    assert "interrupted" in err

@@ -11,9 +11,9 @@ import pytest
 
 from taskmill.cli import main, program
 
-DESTRUCTIVE = {"cancel", "requeue", "delete", "purge", "revoke", "stop"}
-READS = {"list", "get", "attempts", "wait", "tail", "next", "show", "plan", "sql", "verify", "check", "version"}
-WRITES = {"create", "submit", "put", "pause", "resume", "trigger", "quiet", "upgrade", "init"}
+DESTRUCTIVE = {"drop", "cancel", "requeue", "delete", "purge", "revoke", "stop"}
+READS = {"list", "get", "attempts", "edges", "wait", "tail", "next", "show", "plan", "sql", "verify", "check", "version"}
+WRITES = {"create", "submit", "signal", "set", "put", "pause", "resume", "trigger", "quiet", "upgrade", "init"}
 OF_OTHERS = {"api", "bench", "dev", "kit", "scheduler", "up", "worker"}
 
 

@@ -14,7 +14,6 @@ from taskmill import config
 from taskmill.cli.options import OneOf, example, url
 from taskmill.cli.serving import log_option
 from taskmill.cli.store import place_of
-from taskmill.engines import create
 
 if TYPE_CHECKING:
     from taskmill.server.running import Grpc
@@ -59,7 +58,7 @@ async def _run(loaded: config.Loaded, port: int | None, grpc: Grpc | None) -> No
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     settings = loaded.settings
     where = place_of(loaded, Path.cwd())
-    engine = create(where.url, base=where.base, durability=where.durability, busy_timeout=where.busy_timeout)
+    engine = where.engine()
 
     def began(service: Service) -> None:
         click.echo(f"taskmill serves {settings.url} at {service.place}; Ctrl-C ends it", err=True)

@@ -14,7 +14,7 @@ from taskmill.engine import EVERYTHING, Filter
 from taskmill.errors import InvalidInput
 from taskmill.task import Priority, State, check_key, check_name
 
-__all__ = ["DURATION", "INSTANT", "NAME", "PRIORITY", "TAG", "filters", "is_everything"]
+__all__ = ["DURATION", "INSTANT", "NAME", "PRIORITIES", "PRIORITY", "TAG", "WEIGHT", "filters", "is_everything"]
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -70,11 +70,29 @@ def _tag(text: str, field: str) -> tuple[str, str]:
     return check_name(name, field), check_key(value, f"{field} {name}")
 
 
+def _weight(text: str, field: str) -> tuple[str, int]:
+    share, equals, turns = text.rpartition("=")
+    if not equals or not turns.isdecimal() or not turns.isascii() or len(turns) > 4:
+        raise InvalidInput(f"{text[:80]!r} is no weight", code="invalid_weight", field=field, hint="write it as share=3, with a whole number from 1 to 1000")
+    return share, int(turns)
+
+
+def _priorities(text: str, field: str) -> tuple[int, ...]:
+    """Written as people think of them, the most urgent first; stored the other way round."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != len(Priority) or not all(part.isdecimal() and part.isascii() and len(part) <= 4 for part in parts):
+        hint = "four whole numbers from 1 to 1000, of critical, high, normal and low tasks: 8,4,2,1"
+        raise InvalidInput(f"{text[:80]!r} says no turns", code="invalid_priorities", field=field, hint=hint)
+    return tuple(int(part) for part in reversed(parts))
+
+
 DURATION = _Read("duration", _duration)
 INSTANT = _Read("time", _instant)
 MOMENT = _Read("time", _moment)
 NAME = _Read("name", check_name)
 TAG = _Read("name=value", _tag)
+WEIGHT = _Read("share=n", _weight)
+PRIORITIES = _Read("c,h,n,l", _priorities)
 PRIORITY = OneOf(*(priority.name.lower() for priority in sorted(Priority, reverse=True)))
 
 _STATE = click.option("--state", "states", type=OneOf(*(state.value for state in State)), multiple=True, help="In this state; more than one may be named.")

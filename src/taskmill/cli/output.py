@@ -88,11 +88,14 @@ def print_json(data: Mapping[str, object]) -> None:
     click.echo(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
-    """A table on a terminal; elsewhere lines of fields with a tab between them, without a head, each as soon as it is there."""
+def print_table(columns: Sequence[str], rows: Iterable[Row], *, heading: bool = False) -> None:
+    """A table on a terminal; elsewhere lines of fields with a tab between them, each as soon as it is there. `heading`: the names of the columns
+    above them, for a table whose figures mean nothing without."""
     if on_terminal():
         _print_drawn(drawn(columns, rows))
         return
+    if heading:
+        click.echo("\t".join(columns))
     for row in rows:
         click.echo("\t".join(map(clean, row)))
 

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import click
+import msgspec
 
 from taskmill import config
 from taskmill.clock import SECOND
+from taskmill.config import Settings
 from taskmill.engine import Durability, Engine
-from taskmill.engines import Schema, create, schema
+from taskmill.engines import Schema, of_settings, schema
 from taskmill.errors import WrongStore
 from taskmill.operations import Operations
 
@@ -31,16 +33,19 @@ Answer = TypeVar("Answer")
 class Place(NamedTuple):
     """Where a store is and how it is opened."""
 
-    url: str
+    settings: Settings
     base: Path
-    durability: Durability
-    busy_timeout: int
+
+    def hurried(self) -> Place:
+        """The same for a person who waits."""
+        return self._replace(settings=msgspec.structs.replace(self.settings, busy_timeout=min(self.settings.busy_timeout, PATIENCE)))
 
     def schema(self) -> Schema:
-        return schema(self.url, base=self.base, durability=self.durability, busy_timeout=self.busy_timeout)
+        settings = self.settings
+        return schema(settings.url.reveal(), base=self.base, durability=Durability(settings.durability), busy_timeout=settings.busy_timeout)
 
     def engine(self) -> Engine:
-        return create(self.url, base=self.base, durability=self.durability, busy_timeout=min(self.busy_timeout, PATIENCE))
+        return of_settings(self.settings, self.base)
 
 
 def place(url: str | None) -> Place:
@@ -52,13 +57,13 @@ def place(url: str | None) -> Place:
 
 
 def place_of(loaded: config.Loaded, folder: Path) -> Place:
-    settings = loaded.settings
-    return Place(settings.url.reveal(), loaded.folder(folder), Durability(settings.durability), settings.busy_timeout)
+    return Place(loaded.settings, loaded.folder(folder))
 
 
 def run(where: Place, work: Callable[[Operations], Awaitable[Answer]]) -> Answer:
     """Open the store, do one command's work on it, close it."""
-    store = where._replace(busy_timeout=min(where.busy_timeout, PATIENCE)).schema()
+    where = where.hurried()
+    store = where.schema()
     if store.plan():
         raise WrongStore(
             f"there is no store of this version at {store}",

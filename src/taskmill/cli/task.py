@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 import click
@@ -14,11 +15,13 @@ from taskmill.cli.groups import NounGroup
 from taskmill.cli.listing import limit, list_tasks, watch, watch_tasks
 from taskmill.cli.options import as_json, confirmed, example, url
 from taskmill.cli.output import print_fields, print_json, print_table
+from taskmill.cli.payload import read_payload
 from taskmill.cli.store import place, run
-from taskmill.cli.views import ATTEMPT_COLUMNS, attempt_row, task_fields
+from taskmill.cli.views import ATTEMPT_COLUMNS, EDGE_COLUMNS, attempt_row, edge_row, task_fields
 from taskmill.engine import Filter
 from taskmill.operations import Operations
-from taskmill.views import attempt_data, task_data
+from taskmill.task import EdgeResult
+from taskmill.views import attempt_data, edge_data, task_data
 
 __all__ = ["task"]
 
@@ -73,6 +76,56 @@ def attempts(url: str | None, id: str, as_json: bool) -> None:
             print_json(attempt_data(attempt))
     else:
         print_table(ATTEMPT_COLUMNS, map(attempt_row, found))
+
+
+@example("taskmill task edges 018f3c9e-5d7a-7b64-9d2c-0f6a1b2c3d4e", "taskmill task edges 018f3c9e-5d7a-7b64-9d2c-0f6a1b2c3d4e --json")
+@task.command()
+@click.argument("id")
+@url
+@as_json
+def edges(url: str | None, id: str, as_json: bool) -> None:
+    """Show the tasks that one task waits or waited for, and what each came to."""
+
+    async def show(operations: Operations) -> None:
+        rows = [edge async for page in _edge_pages(operations, id) for edge in page]
+        if as_json:
+            for edge in rows:
+                print_json(edge_data(edge, raw=False))
+        else:
+            print_table(EDGE_COLUMNS, map(edge_row, rows))
+
+    run(place(url), show)
+
+
+async def _edge_pages(operations: Operations, id: str) -> AsyncIterator[Sequence[EdgeResult]]:
+    seen = 0
+    while page := await operations.edges(id, after=seen):
+        yield page
+        seen += len(page)
+
+
+@example(
+    """taskmill task signal 018f3c9e-5d7a-7b64-9d2c-0f6a1b2c3d4e approved '{"by": "ann"}'""",
+    "taskmill task signal 018f3c9e-5d7a-7b64-9d2c-0f6a1b2c3d4e approved @answer.json --signal-id form-17",
+)
+@task.command()
+@click.argument("id")
+@click.argument("name", type=NAME)
+@click.argument("data", metavar="[JSON|@FILE|-]", required=False)
+@click.option("--signal-id", metavar="ID", help="With the same id there is one signal: a second send answers with the first number.")
+@url
+@as_json
+def signal(url: str | None, id: str, name: str, data: str | None, signal_id: str | None, as_json: bool) -> None:
+    """Send a task a named value; one that waits for it goes on.
+
+    Prints the number of the signal among those of the task.
+    """
+    value = read_payload(data, "data")
+    number = run(place(url), lambda operations: operations.signal(id, name, value, signal_id=signal_id))
+    if as_json:
+        print_json({"id": id, "name": name, "number": number})
+    else:
+        click.echo(str(number))
 
 
 @example("taskmill task cancel 018f3c9e-5d7a-7b64-9d2c-0f6a1b2c3d4e --yes", "taskmill task cancel --queue mail --type newsletter --dry-run")

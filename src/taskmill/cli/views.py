@@ -8,14 +8,17 @@ from taskmill import codec
 from taskmill.cli.output import age, when
 from taskmill.clock import format_duration
 from taskmill.engine import WorkerInfo
-from taskmill.operations import QueueInfo, ScheduleInfo, TypeInfo
+from taskmill.operations import LimitInfo, QueueInfo, QueueSettings, ScheduleInfo, TypeInfo
 from taskmill.retry import Retry
-from taskmill.task import LIVE, Attempt, State, Task
+from taskmill.task import LIVE, Attempt, EdgeResult, Priority, State, Task
 from taskmill.views import JSON, priority_word, task_data
 
 __all__ = [
     "attempt_row",
+    "edge_row",
+    "limit_row",
     "queue_row",
+    "queue_settings_fields",
     "schedule_row",
     "task_fields",
     "task_row",
@@ -27,6 +30,8 @@ TASK_COLUMNS = ("id", "type", "queue", "state", "attempts", "created", "note")
 ATTEMPT_COLUMNS = ("number", "outcome", "started", "took", "worker", "error")
 QUEUE_COLUMNS = ("queue", "state", *(state.value for state in State if state in LIVE), "dead", "oldest", "workers", "note")
 SCHEDULE_COLUMNS = ("schedule", "state", "type", "cron", "timezone", "next", "last fired", "note")
+EDGE_COLUMNS = ("task", "outcome", "on failure", "result")
+LIMIT_COLUMNS = ("limit", "rate", "cap", "note")
 TYPE_COLUMNS = ("type", "state", "queue", "priority", "retries", "timeout", "limits", "workers", "note")
 WORKER_COLUMNS = ("worker", "state", "running", "queues", "types", "joined", "silent", "info")
 
@@ -81,11 +86,30 @@ def attempt_row(attempt: Attempt) -> tuple[object, ...]:
     return (attempt.number, attempt.outcome or "running", when(attempt.started_at), age(took), attempt.worker, error)
 
 
+def edge_row(edge: EdgeResult) -> tuple[object, ...]:
+    return (edge.task, edge.outcome or "open", edge.on_failure, "" if edge.result is None else edge.result.decode("utf-8", "replace")[:200])
+
+
+def limit_row(info: LimitInfo) -> tuple[str, ...]:
+    rate = "" if info.limit.rate is None else f"{info.limit.rate} in {format_duration(info.limit.window)}"
+    cap = "" if info.limit.cap is None else f"{info.limit.cap} at once"
+    return (info.name, rate, cap, "put by hand" if info.operator else "")
+
+
 def queue_row(queue: QueueInfo) -> tuple[object, ...]:
     live = (queue.counts.get(state, 0) for state in State if state in LIVE)
     notes = [queue.reason if queue.paused else "", f"{queue.no_worker} without a worker" if queue.no_worker else ""]
     state = "paused" if queue.paused else "open"
     return (queue.name, state, *live, queue.counts.get(State.DEAD, 0), age(queue.oldest), queue.workers, ", ".join(filter(None, notes)))
+
+
+def queue_settings_fields(settings: QueueSettings) -> Iterator[tuple[str, object]]:
+    """How it shares itself out; defaults are left out."""
+    yield "fair", settings.fair
+    yield "weights", ", ".join(f"{share}={weight}" for share, weight in sorted(settings.weights.items()))
+    words = [each.name.lower() for each in sorted(Priority)]
+    yield "priorities", ", ".join(f"{word}={turns}" for word, turns in reversed([*zip(words, settings.priorities or (), strict=False)]))
+    yield "partitions", settings.partitions if settings.partitions > 1 else None
 
 
 def schedule_row(info: ScheduleInfo) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from taskmill.clock import SECOND
 from taskmill.engine import Durability, Ending, Outcome
 from taskmill.engines.postgres.store import Store
-from taskmill.task import new_id
+from taskmill.task import Rules, new_id
 from tests.engines.postgres.tools import opened
 
 __all__ = ["WORKER", "Lease", "blocked", "lease", "leases", "opened_store", "outcome"]
@@ -39,7 +39,7 @@ class Lease(Struct, frozen=True):
 @contextlib.asynccontextmanager
 async def opened_store(url: str) -> AsyncIterator[Store]:
     async with opened(url) as pool:
-        yield Store(pool, pool.target.schema, clock=None, durability=Durability.FSYNC, lease=4 * SECOND, term=10 * SECOND)
+        yield Store(pool, pool.target.schema, clock=None, durability=Durability.FSYNC, lease=4 * SECOND, term=10 * SECOND, rules=Rules())
 
 
 async def leases(store: Store, n: int, *, flags: int = 0, lanes: int = 0) -> list[Lease]:

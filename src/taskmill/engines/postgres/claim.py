@@ -25,6 +25,8 @@ from taskmill.task import EdgeResult, Signal, unscoped_limit
 __all__ = ["RESULTS", "claim"]
 
 _TOKEN = itemgetter(4)
+CAP = "cap "
+"""Before the name of a limit in a lane that is under its cap alone (0012_caps.sql)."""
 
 RESULTS = 1_000
 """Edges that come with a claimed task; `edges` pages through more."""
@@ -101,7 +103,7 @@ def _claimed(worker: str, row: Record, extras: Extras | None) -> Claimed:
         timeout,
         expires_at,
         tenant,
-        tuple(map(unscoped_limit, limits)) if limits else (),
+        tuple([unscoped_limit(limit.removeprefix(CAP)) for limit in limits]) if limits else (),
         bool(flags & UNWIND),
         must_end,
         phase,

@@ -49,7 +49,7 @@ from taskmill.engine import (
     WorkerInfo,
 )
 from taskmill.engines.outcomes import check_outcomes
-from taskmill.engines.postgres import admin, claim, finish, inspect, migrate, recover, settings, submit
+from taskmill.engines.postgres import admin, claim, finish, inspect, migrate, recover, restore, settings, submit
 from taskmill.engines.postgres import target as targets
 from taskmill.engines.postgres.announcing import Announcer
 from taskmill.engines.postgres.check import check
@@ -410,8 +410,11 @@ class PostgresEngine:
     async def outbox(self, kind: str, after: str, n: int, term: Term) -> tuple[Entry, ...]:
         return await settings.outbox(self._outside(), self._outbox, kind, after, n, term)
 
+    async def records(self, ids: Sequence[str]) -> tuple[Record | None, ...]:
+        return await restore.records(self._reading(), ids)
+
     async def restore(self, records: Sequence[Record]) -> tuple[bool, ...]:
-        return await settings.restore(self._outside(), records)
+        return await restore.restore(self._outside(), records)
 
     # Hints
 

@@ -20,10 +20,11 @@ from taskmill.engine import Checkpoint, Ending, Finished, Outcome, Refusal
 from taskmill.engines.postgres.errors import FAILURES, applied, translate
 from taskmill.engines.postgres.store import Store
 from taskmill.engines.postgres.submit import PATIENCE, document, make_names, refusal
+from taskmill.engines.refusals import cycle
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, STATES, encode_error, encode_progress
 from taskmill.engines.settings import Settings
-from taskmill.errors import Conflict, Expired, NotFound, TaskmillError
-from taskmill.task import UUID, ErrorInfo, OnFailure, Progress, State
+from taskmill.errors import Conflict, Expired, InvalidInput, NotFound, TaskmillError
+from taskmill.task import MOST_SIGNAL_BYTES, MOST_SIGNALS, MOST_STEP_BYTES, MOST_STEPS, UUID, ErrorInfo, OnFailure, Progress, State
 
 __all__ = ["checkpoint", "finish", "signal"]
 
@@ -32,7 +33,12 @@ ROUNDS = 20
 IDS = re.compile(f"({UUID.pattern} )*")
 STALE = "the lease is no longer current; nothing was written"
 _PLAIN = frozenset((None, b"null"))
-MESSAGES = {"stale_lease": STALE, "not_found": "there is no such task"}
+MESSAGES = {
+    "stale_lease": STALE,
+    "not_found": "there is no such task",
+    "too_many_steps": f"a task can have {MOST_STEPS} checkpoints; nothing was written",
+    "steps_too_large": f"the checkpoints of a task can have {MOST_STEP_BYTES} bytes; nothing was written",
+}
 
 
 async def finish(store: Store, outcomes: Sequence[Outcome], *, db: Any = None) -> Finished:
@@ -184,6 +190,8 @@ def _encoded(outcome: Outcome, settings: Settings) -> dict[str, Any]:
         "after": outcome.after,
         "started_after": outcome.started_after,
     }
+    if outcome.suspect:
+        fields["suspect"] = True
     if outcome.result is not None:
         fields["result"] = outcome.result.decode()
     if outcome.error is not None:
@@ -219,6 +227,8 @@ def _readable(text: str) -> str:
 def _refusal(outcomes: Sequence[Outcome], task: str, token: int, code: str, message: str | None) -> Refusal:
     if code == "unknown_edge":
         return Refusal(task, token, code, _no_such_edge(message or ""))
+    if code == "cycle":
+        return Refusal(task, token, "refused", cycle().message)
     if code != "refused":
         return Refusal(task, token, code, MESSAGES.get(code, message or ""))
     outcome = next(outcome for outcome in outcomes if (outcome.task, outcome.token) == (task, token))
@@ -248,18 +258,25 @@ async def checkpoint(store: Store, entries: Sequence[Checkpoint]) -> tuple[Refus
             [_encoded_progress(entry.progress) for entry in asked],
             [entry.unwind for entry in asked],
             [entry.phase for entry in asked],
+            [entry.started_after for entry in asked],
+            MOST_STEPS,
+            MOST_STEP_BYTES,
             store.now(),
         )
-        refused += [Refusal(task, token, code, STALE) for task, token, code in rows]
+        refused += [Refusal(task, token, code, MESSAGES[code]) for task, token, code in rows]
     return tuple(refused)
 
 
 async def signal(store: Store, task: str, name: str, data: bytes, signal_id: str) -> int:
-    row = await store.pool.fetchrow(store.load("finish.sql").signal, task, name, data, signal_id, store.now()) if UUID.fullmatch(task) else None
+    asked = (task, name, data, signal_id, MOST_SIGNALS, MOST_SIGNAL_BYTES, store.now())
+    row = await store.pool.fetchrow(store.load("finish.sql").signal, *asked) if UUID.fullmatch(task) else None
     if row is None or row["code"] == "not_found":
         raise NotFound(f"there is no task {task}", field="task")
     if row["code"] == "expired":
         raise Expired(f"the record of task {task} is gone", field="task")
+    if row["code"] is not None:
+        most = f"{MOST_SIGNALS} signals" if row["code"] == "too_many_signals" else f"signals of {MOST_SIGNAL_BYTES} bytes"
+        raise InvalidInput(f"task {task} can have {most} and no more", code=row["code"], field="data", hint="let the task end and start another")
     if row["state"] is not None:
         raise Conflict(f"task {task} has ended ({STATES[row['state']]})", code="terminal", field="task", hint="a signal reaches live tasks only")
     if row["stirs"]:

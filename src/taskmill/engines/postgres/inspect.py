@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from taskmill.engine import Count, Filter, Page
 from taskmill.engines.postgres.connecting import Record
@@ -31,7 +31,7 @@ from taskmill.engines.rows import (
 from taskmill.errors import Expired, NotFound, StoreError
 from taskmill.task import DEFAULT_DEDUPE_WINDOW, UUID, Attempt, EdgeResult, Gone, State, Task
 
-__all__ = ["attempts", "counts", "edges", "ended", "get", "list_tasks", "matching", "missing"]
+__all__ = ["attempts", "attempts_of", "counts", "edge", "edges", "ended", "get", "list_tasks", "matching", "missing"]
 
 SLICE = 500_000
 """How many tasks are counted in one step when the mark moves."""
@@ -113,25 +113,34 @@ async def list_tasks(store: Store, which: Filter, after: str | None, n: int) -> 
 
 
 async def attempts(store: Store, task: str) -> tuple[Attempt, ...]:
-    queries = store.load("inspect.sql")
-    row = await store.pool.fetchrow(queries.last_attempt, task) if UUID.fullmatch(task) else None
-    if row is None:
+    found = await attempts_of(store, [task]) if UUID.fullmatch(task) else {}
+    if task not in found:
         raise await missing(store, task)
-    state, executions, worker, token, claimed_at, started_at, finished_at, error = row
-    earlier = [
-        Attempt(number=n, worker=w, token=t, started_at=s, ended_at=e, outcome=o, error=decode_error(x))
-        for n, w, t, s, e, o, x in await store.pool.fetch(queries.attempts, task)
-    ]
+    return found[task]
+
+
+async def attempts_of(store: Store, tasks: Sequence[str]) -> dict[str, tuple[Attempt, ...]]:
+    """Of those that are there: the attempt that ended a task, or that runs, lies in its own row, all others in theirs."""
+    queries = store.load("inspect.sql")
+    rows = await store.pool.fetch(queries.last_attempts, tasks)
+    earlier: dict[str, list[Attempt]] = {row["id"]: [] for row in rows}
+    for task, n, w, t, s, e, o, x in await store.pool.fetch(queries.attempts, tasks):
+        if task in earlier:
+            earlier[task].append(Attempt(number=n, worker=w, token=t, started_at=s, ended_at=e, outcome=o, error=decode_error(x)))
+    return {row["id"]: (*earlier[row["id"]], *_last_attempt(row, earlier[row["id"]])) for row in rows}
+
+
+def _last_attempt(row: Record, earlier: Sequence[Attempt]) -> Iterator[Attempt]:
+    _, state, executions, worker, token, claimed_at, started_at, finished_at, error = row
     if token is None or claimed_at is None or any(attempt.token == token for attempt in earlier):
-        return tuple(earlier)
+        return
     name = STATES[state]
     outcome = {State.COMPLETED: "completed", State.DEAD: "failed", State.CANCELLED: "cancelled"}.get(name)
     if outcome is None and name is not State.RUNNING:
-        return tuple(earlier)
-    last = Attempt(
+        return
+    yield Attempt(
         number=executions, worker=worker, token=token, started_at=started_at or claimed_at, ended_at=finished_at, outcome=outcome, error=decode_error(error)
     )
-    return (*earlier, last)
 
 
 async def missing(store: Store, task: str) -> NotFound | Expired:
@@ -145,10 +154,10 @@ async def edges(store: Store, task: str, after: int, n: int) -> tuple[EdgeResult
     if not UUID.fullmatch(task):
         return ()
     rows = await store.pool.fetch(store.load("inspect.sql").edges, task, n, after)
-    return tuple(_edge(*row) for row in rows)
+    return tuple(edge(*row) for row in rows)
 
 
-def _edge(child: str, on_failure: int, outcome: int | None, result: str | None) -> EdgeResult:
+def edge(child: str, on_failure: int, outcome: int | None, result: str | None) -> EdgeResult:
     return EdgeResult(child, ON_FAILURE[on_failure], None if outcome is None else STATES[outcome], None if result is None else result.encode())
 
 

@@ -10,14 +10,13 @@ import msgspec
 from taskmill.engine import Entry, Fired, Item, Status, Submitted, Taken, Term
 from taskmill.engines.postgres.horizon import Horizon
 from taskmill.engines.postgres.recover import check_term
-from taskmill.engines.postgres.restore import restore
 from taskmill.engines.postgres.store import Store
 from taskmill.engines.postgres.submit import submit
 from taskmill.engines.settings import check_item
 from taskmill.errors import InvalidInput, NotFound, StaleTerm, StaleVersion
 from taskmill.task import NewTask, check_limit, check_range
 
-__all__ = ["drop", "fire", "items", "outbox", "put", "restore", "take"]
+__all__ = ["drop", "fire", "items", "outbox", "put", "take"]
 
 IN_TRANSACTION = "reject_in_transaction"
 

@@ -48,59 +48,71 @@ SELECT u.place, f.lane FROM unnest($1::text[], $2::text[], $3::text[], $4::text[
 -- name: hold_lanes
 SELECT id FROM {schema}.lane WHERE id = ANY ($1::bigint[]) ORDER BY id FOR KEY SHARE;
 
--- name: known
-SELECT id::text FROM {schema}.known WHERE id = ANY ($1::uuid[]) AND until > {schema}.moment($2);
-
--- name: add_body
+-- name: add_bodies
+-- Each once, in the order of the batch, but for ids that are known.
 INSERT INTO {schema}.body (id, seq, type, queue, tenant, priority, created_at, run_at, expires_at, timeout, max_crashes, retry, meta, tags, payload)
-VALUES ($1::uuid, nextval('{schema}.seq'), $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13::text::jsonb, $14::text::json) ON CONFLICT DO NOTHING RETURNING seq;
+SELECT u.id, nextval('{schema}.seq'), u.type, u.queue, u.tenant, u.priority, u.created_at, u.run_at, u.expires_at, u.timeout, u.max_crashes, u.retry, u.meta, u.tags::jsonb,
+  u.payload::json
+FROM (SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::integer[],
+    $11::text[], $12::text[], $13::text[], $14::text[]) WITH ORDINALITY
+    u(id, type, queue, tenant, priority, created_at, run_at, expires_at, timeout, max_crashes, retry, meta, tags, payload, place)
+  WHERE (SELECT k.id FROM {schema}.known k WHERE k.id = u.id AND k.until > {schema}.moment($15)) IS NULL ORDER BY u.place) u
+ON CONFLICT DO NOTHING RETURNING id::text, seq;
 
--- name: add_task
+-- name: add_tasks
 INSERT INTO {schema}.task (id, seq, lane, type, state, priority, flags, size, version, executions, failures, crashes, open_edges, ready_at, updated_at, expires_at,
   must_end, phase, progress)
-VALUES ($1::uuid, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19);
+SELECT * FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::smallint[], $6::smallint[], $7::integer[], $8::integer[], $9::integer[], $10::integer[],
+  $11::integer[], $12::integer[], $13::integer[], $14::bigint[], $15::bigint[], $16::bigint[], $17::text[], $18::text[], $19::text[]);
 
 -- name: add_ended
 INSERT INTO {schema}.ended (id, seq, state, flags, version, executions, failures, crashes, open_edges, finished_at, token, worker, claimed_at, started_at,
   must_end, phase, progress, result, error, updated_at)
-VALUES ($1::uuid, $2, $3, $4, $5, $6, $7, $8, $9, $10::bigint, $11, $12, $13::bigint, $13::bigint, $14, $15, $16, $17::text::json, $18::text::json, nullif($19::bigint, $10::bigint));
+SELECT u.id, u.seq, u.state, u.flags, u.version, u.executions, u.failures, u.crashes, u.open_edges, u.finished_at, u.token, u.worker, u.started_at, u.started_at,
+  u.must_end, u.phase, u.progress, u.result::json, u.error::json, nullif(u.updated_at, u.finished_at)
+FROM unnest($1::uuid[], $2::bigint[], $3::smallint[], $4::integer[], $5::integer[], $6::integer[], $7::integer[], $8::integer[], $9::integer[], $10::bigint[], $11::bigint[],
+  $12::text[], $13::bigint[], $14::text[], $15::text[], $16::text[], $17::text[], $18::text[], $19::bigint[])
+  u(id, seq, state, flags, version, executions, failures, crashes, open_edges, finished_at, token, worker, started_at, must_end, phase, progress, result, error, updated_at);
 
 -- name: add_ordered
-INSERT INTO {schema}.ordered (lane, seq, id) VALUES ($1, $2, $3::uuid) ON CONFLICT DO NOTHING;
+INSERT INTO {schema}.ordered (lane, seq, id) SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::uuid[]) ON CONFLICT DO NOTHING;
 
 -- name: add_expiry
-INSERT INTO {schema}.expiry (at, id) VALUES ($1, $2::uuid) ON CONFLICT DO NOTHING;
+INSERT INTO {schema}.expiry (at, id) SELECT * FROM unnest($1::bigint[], $2::uuid[]) ON CONFLICT DO NOTHING;
 
 -- name: add_held
-INSERT INTO {schema}.held (tenant, type, key, id) VALUES ($1, $2, $3, $4::uuid) ON CONFLICT DO NOTHING;
+INSERT INTO {schema}.held (tenant, type, key, id) SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::uuid[]) ON CONFLICT DO NOTHING;
 
 -- name: add_dedupe
-INSERT INTO {schema}.dedupe (tenant, type, key, id, hash, until) VALUES ($1, $2, $3, $4::uuid, $5, $6) ON CONFLICT DO NOTHING;
+INSERT INTO {schema}.dedupe (tenant, type, key, id, hash, until)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::bytea[], $6::bigint[]) ON CONFLICT DO NOTHING;
 
 -- name: add_checkpoint
-INSERT INTO {schema}.checkpoint (id, name, value) VALUES ($1::uuid, $2, $3) ON CONFLICT DO NOTHING;
+INSERT INTO {schema}.checkpoint (id, name, value) SELECT * FROM unnest($1::uuid[], $2::text[], $3::bytea[]) ON CONFLICT DO NOTHING;
 
 -- name: add_signal
-INSERT INTO {schema}.signal (id, number, signal_id, name, data, at) VALUES ($1::uuid, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING;
+INSERT INTO {schema}.signal (id, number, signal_id, name, data, at)
+SELECT * FROM unnest($1::uuid[], $2::integer[], $3::text[], $4::text[], $5::bytea[], $6::bigint[]) ON CONFLICT DO NOTHING;
 
 -- name: add_attempt
 INSERT INTO {schema}.task_attempts (id, number, worker, token, started_at, ended_at, outcome, error)
-VALUES ($1::uuid, $2, $3, $4, $5, $6, $7, $8::text::json) ON CONFLICT DO NOTHING;
+SELECT u.id, u.number, u.worker, u.token, u.started_at, u.ended_at, u.outcome, u.error::json
+FROM unnest($1::uuid[], $2::integer[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::text[], $8::text[])
+  u(id, number, worker, token, started_at, ended_at, outcome, error) ON CONFLICT DO NOTHING;
 
 -- name: add_edge
-INSERT INTO {schema}.edge (parent, child, on_failure, outcome, result) VALUES ($1::uuid, $2::uuid, $3, $4, $5::text::json) ON CONFLICT DO NOTHING;
-
--- name: mark_waited
--- Those for whom others wait, whichever of the two was restored first.
-UPDATE {schema}.task SET flags = flags | 32 WHERE flags & 32 = 0 AND (
-  id = ANY ($1::uuid[]) AND EXISTS (SELECT 1 FROM {schema}.edge e WHERE e.child = task.id)
-  OR id IN (SELECT e.child FROM {schema}.edge e WHERE e.parent = ANY ($1::uuid[])));
-
--- name: add_late_edges
--- Open edges onto tasks that have ended already.
-INSERT INTO {schema}.late_edge (edge) SELECT e.number FROM {schema}.edge e JOIN {schema}.ended d ON d.id = e.child
-WHERE (e.parent = ANY ($1::uuid[]) OR e.child = ANY ($1::uuid[])) AND e.outcome IS NULL AND EXISTS (SELECT 1 FROM {schema}.task t WHERE t.id = e.parent)
+-- Open ones of live tasks are looked at by settle: what they wait for has ended, is told that it is waited for, or is yet to come.
+WITH made AS (
+  INSERT INTO {schema}.edge (parent, child, on_failure, outcome, result)
+  SELECT u.parent, u.child, u.on_failure, u.outcome, u.result::json
+  FROM (SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::smallint[], $4::smallint[], $5::text[]) WITH ORDINALITY u(parent, child, on_failure, outcome, result, place)
+    ORDER BY u.place) u
+  ON CONFLICT DO NOTHING RETURNING number, parent, outcome)
+INSERT INTO {schema}.late_edge (edge) SELECT m.number FROM made m WHERE m.outcome IS NULL AND EXISTS (SELECT 1 FROM {schema}.task t WHERE t.id = m.parent)
 ON CONFLICT DO NOTHING;
+
+-- name: have_come
+SELECT {schema}.have_come($1);
 
 -- name: stir
 INSERT INTO {schema}.stir (lane) SELECT DISTINCT l FROM unnest($1::bigint[]) l WHERE l > 0;

@@ -100,17 +100,25 @@ class _Step:
         self.answers: dict[int, Submitted] = {}
         self.again: list[int] = []
 
-    async def ask(self, places: Sequence[int], patience: int, unseal: Sequence[str] = ()) -> None:
-        """One batch. What must be asked again, because others hold it back, is in `again`."""
+    async def ask(self, places: Sequence[int], patience: int, unseal: Sequence[str] = (), *, hashed: bool = False) -> None:
+        """One batch. What must be asked again, because others hold it back, is in `again`. `hashed`: with the hash of every payload, for reserved ids."""
         for _ in range(ROUNDS):
             batch = _Batch(self.store.settings)
             for place in places:
                 batch.add(place, self.tasks[place])
+            batch.hashed = hashed
+            await self._walk(batch)
             rows = await self._call(batch, unseal, patience) if batch.ids or batch.refused or unseal else []
             if not rows or rows[0]["place"] != 0:
                 return self._take(batch, rows)
             await self._prepare(rows[0], batch)
         raise StoreError("the settings change all the time", code="store_busy", hint="nothing was written, ask again")
+
+    async def _walk(self, batch: _Batch) -> None:
+        """Tasks that wait, and are waited for by one that is stored: what that one's way leads to is part of their circle."""
+        if batch.may_close_circles():
+            rows = await (self.db or self.store.pool).fetch(self.store.load("submit.sql").walk, batch.awaited())
+            batch.stored = [(row["parent"], row["child"]) for row in rows]
 
     async def _call(self, batch: _Batch, unseal: Sequence[str], patience: int) -> list[Any]:
         store = self.store
@@ -144,14 +152,15 @@ class _Step:
         self.again = []
         for row in rows:
             place = batch.places[row["place"] - 1]
-            if row["status"] == "busy":
+            if row["status"] == "busy" and (row["code"] != "compare" or _is_stored(self.tasks[place], row["message"])):
                 self.again.append(place)
             self.answers[place] = _answer(self.tasks[place], row, durability)
         for place, first in batch.repeated:
             if self.answers[first].status is Status.REFUSED:
                 self.again.append(place)
             same = self.tasks[place].payload == self.tasks[first].payload or _is_same(self.tasks[place], codec.payload_hash(self.tasks[first].payload))
-            self.answers[place] = _compared(self.answers[first].id, durability, same=same)
+            repeats = self.answers[first].status is Status.REJECTED and same
+            self.answers[place] = self.answers[first] if repeats else _compared(self.answers[first].id, durability, same=same)
 
     async def settle(self, unseal: Sequence[str] = ()) -> None:
         """Edges onto tasks that have ended fall before the answer. In a user's transaction they fall after its commit."""
@@ -179,9 +188,9 @@ class _Step:
         deadline = clock() + self.store.pool.target.busy_timeout / SECOND
         linked = any(self.tasks[place].edges or self.tasks[place].parent for place in again)
         for places in [again] if linked else [[place] for place in again]:
-            await self.ask(places, max(round((deadline - clock()) * 1_000), 1))
+            await self.ask(places, max(round((deadline - clock()) * 1_000), 1), hashed=True)
             if linked and self.again:  # the first that is in flight was waited for: the next may be
-                await self.ask(places, max(round((deadline - clock()) * 1_000), 1))
+                await self.ask(places, max(round((deadline - clock()) * 1_000), 1), hashed=True)
 
 
 class _Batch:
@@ -196,6 +205,9 @@ class _Batch:
         self.payloads: list[str] = []
         self.line: list[int] = []
         self.resolved: list[Resolved] = []
+        self.hashed = False
+        self.stored: list[tuple[str, str]] = []
+        """Open edges of the store that edges of this batch lead to."""
         self._lines: dict[tuple[Any, ...], int] = {}
         self._seen: dict[str, int] = {}
 
@@ -250,7 +262,7 @@ class _Batch:
             _sparse([encode_meta(resolved) for resolved in self.resolved]),
             _sparse([msgspec.json.encode(new.tags).decode() if new.tags else None for new in news]),
             keys,
-            keys and [None if new.idempotency_key is None else codec.payload_hash(new.payload) for new in news],
+            [codec.payload_hash(new.payload) if self.hashed or new.idempotency_key is not None else None for new in news] if keys or self.hashed else None,
             msgspec.json.encode(uniques).decode() if uniques else None,
             *self._edges(news),
             sealed or None,
@@ -270,6 +282,13 @@ class _Batch:
             [ON_FAILURE_NUMBERS[edge.on_failure] + kind for _, edge, kind in own],
         )
 
+    def may_close_circles(self) -> bool:
+        """Only a task that waits, and that a stored one waits for, can close a circle over what is stored."""
+        return any(resolved.new.parent for resolved in self.resolved) and any(resolved.new.edges for resolved in self.resolved)
+
+    def awaited(self) -> list[str]:
+        return list({edge.task for resolved in self.resolved for edge in resolved.new.edges})
+
     def _refuse_cycles(self) -> None:
         """Tasks that wait for each other could never run."""
         waits = {resolved.new.id: {edge.task for edge in resolved.new.edges} for resolved in self.resolved if resolved.new.edges or resolved.new.parent}
@@ -278,6 +297,8 @@ class _Batch:
         for resolved in self.resolved:
             if resolved.new.parent is not None:
                 waits.setdefault(resolved.new.parent.task, set()).add(resolved.new.id)
+        for parent, child in self.stored:
+            waits.setdefault(parent, set()).add(child)
         if stuck := circles(waits):
             self._leave_out(stuck)
 
@@ -363,7 +384,7 @@ def _answer(new: NewTask, row: Any, durability: Durability) -> Submitted:
     _, status, first, reserved, code, message = row
     first = first or new.id
     match status:
-        case "duplicate" | "conflict" if code == "compare":
+        case "duplicate" | "conflict" | "busy" if code == "compare":
             return _compared(first, durability, same=_is_stored(new, message))
         case "duplicate" | "replaced" | "created":
             return Submitted(Status(status), first, durability, reserved)
@@ -372,9 +393,17 @@ def _answer(new: NewTask, row: Any, durability: Durability) -> Submitted:
             return Submitted(Status.CONFLICT, first, durability, False, runs)
         case "conflict":
             return _compared(first, durability, same=False)
+        case "rejected" if message is None or _is_stored(new, message):
+            return _rejected(new, code, durability)
         case "rejected":
-            return Submitted(Status.REJECTED, new.id, durability, False, over_limit(0, None))
+            return _compared(first, durability, same=False)
     return Submitted(Status.REFUSED, new.id, durability, False, refusal(new, code, message))
+
+
+def _rejected(new: NewTask, times: str, durability: Durability) -> Submitted:
+    """`times`: when it was judged, and when its rates have room again, where one is full."""
+    now, _, retry_at = times.partition(" ")
+    return Submitted(Status.REJECTED, new.id, durability, False, over_limit(int(now), int(retry_at) if retry_at else None))
 
 
 def _compared(first: str, durability: Durability, *, same: bool) -> Submitted:
@@ -439,5 +468,6 @@ async def _reserve(store: Store, tasks: Sequence[NewTask], db: Any) -> list[Subm
 def _reserved(new: NewTask, row: Any, durability: Durability) -> Submitted:
     if row["status"] == "busy":
         return Submitted(Status.REFUSED, new.id, durability, False, refusal(new, row["code"], None))
-    error = Conflict(f"task {row['id']} has the same key and another payload", field="payload") if row["status"] == "conflict" else None
-    return Submitted(Status(row["status"]), row["id"], durability, row["reserved"], error)
+    if row["status"] == "conflict" or (row["code"] == "compare" and not _is_stored(new, row["message"])):
+        return _compared(row["id"], durability, same=False)
+    return Submitted(Status(row["status"]), row["id"], durability, row["reserved"])

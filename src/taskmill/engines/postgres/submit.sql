@@ -8,3 +8,6 @@ SELECT {schema}.make_names($1::text::json);
 
 -- name: reserve
 SELECT place, status, id, reserved, code, message FROM {schema}.reserve($1, $2, $3, $4, $5, $6, $7, $8);
+
+-- name: walk
+SELECT parent, child FROM {schema}.open_walk($1);

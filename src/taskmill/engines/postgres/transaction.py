@@ -41,6 +41,7 @@ ROWS = {
     "settings": ("generation", "kind", "name", "value"),
     "items": ("name", "value", "version", "operator"),
     "inbox": ("first",),
+    "walk": ("parent", "child"),
 }
 
 
@@ -214,6 +215,8 @@ class Foreign(Inside):
             names = ("worker", "ids", "tokens", "started", "results", "rest", "generation", "patience", "own", "now")
             call = dict(zip(names, arguments, strict=True))
             return await self.say("finish", call | {"rest": None if call["rest"] is None else msgspec.Raw(call["rest"].encode())})
+        if statement is self.store.load("submit.sql").walk:
+            return await self.say("walk", {"ids": arguments[0]})
         assert statement is self.store.load("store.sql").settings
         rows = await self.say("settings", {})
         return [Row(ROWS["settings"], (*list(row)[:3], None if row["value"] is None else row["value"].encode())) for row in rows]

@@ -1,4 +1,4 @@
-"""The life of a task (section 2) and promise 11: terminal is absorbing, attempts are numbered without gaps, versions grow, types are known."""
+"""The life of a task and promise 11: terminal is absorbing, attempts are numbered without gaps, versions grow, types are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lanes (section 4): no limit is exceeded by one at any moment."""
+"""Promise 14: no limit is exceeded by one at any moment."""
 
 from __future__ import annotations
 

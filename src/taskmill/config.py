@@ -400,7 +400,7 @@ def _known(source: dict[str, _Given], sources: Iterable[dict[str, _Given]]) -> d
 
 def _read_duration(given: _Given, setting: Setting) -> int:
     value = given.value
-    if isinstance(value, str) and re.fullmatch(r"\s*\d+(?:\.\d+)?\s*", value, re.ASCII):
+    if isinstance(value, str) and re.fullmatch(r"\d+(?:\.\d+)?", value, re.ASCII):
         value = float(value)
     if not isinstance(value, (str, int, float, timedelta)):
         given.refuse("invalid_value", "it is not a duration", 'write "90s", "10m", or a number of seconds')

@@ -114,7 +114,7 @@ def test_without_a_file_paths_start_at_the_app(tmp_path: Path) -> None:
     assert load({}, {}, folder=tmp_path).folder(Path("/app")) == Path("/app")
 
 
-@pytest.mark.parametrize(("text", "micros"), [("5m", 5 * MINUTE), ("5", 5 * SECOND), ("0.5", SECOND // 2), (" 90s ", 90 * SECOND)])
+@pytest.mark.parametrize(("text", "micros"), [("5m", 5 * MINUTE), ("5", 5 * SECOND), ("0.5", SECOND // 2)])
 def test_durations_from_the_environment(tmp_path: Path, text: str, micros: int) -> None:
     assert load({}, {"TASKMILL_TIMEOUT": text}, folder=tmp_path).settings.timeout == micros
 
@@ -134,6 +134,8 @@ def test_sizes_and_empty_variables(tmp_path: Path) -> None:
     ("variable", "value"),
     [
         ("TASKMILL_TIMEOUT", "abc"),
+        ("TASKMILL_TIMEOUT", "5m "),
+        ("TASKMILL_TIMEOUT", " 5"),
         ("TASKMILL_TIMEOUT", "-5"),
         ("TASKMILL_TIMEOUT", "0"),
         ("TASKMILL_TIMEOUT", "9" * 5_000),

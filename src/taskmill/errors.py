@@ -230,7 +230,7 @@ class TaskFailed(TaskmillError):
 
 
 class TaskCancelled(TaskmillError):
-    """The task was cancelled, or expired before it could run."""
+    """The task was cancelled, or its deadline (`expires`) has passed."""
 
     code = "task_cancelled"
     status = 409

@@ -82,7 +82,8 @@ class SubmitOptions(TypedDict, total=False):
     timeout: DurationLike | None
     max_crashes: int | None
     expires: DurationLike | None
-    """Cancelled if it has not started after this long."""
+    """The deadline of the whole task, this long from now: unless it runs at that time, it is cancelled, also one that waits for a retry, a signal or other
+    tasks. A running attempt goes on and may complete; it is not tried again."""
     expires_at: InstantLike | None
     idempotency_key: str | None
     idempotency_window: DurationLike | None

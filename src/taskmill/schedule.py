@@ -54,7 +54,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     timeout: int | None = None
     max_crashes: int | None = None
     expires: int | None = None
-    """How long after its fire time a task that has not started is still wanted, in microseconds."""
+    """The deadline of its tasks, this long after their fire time, in microseconds: a task that does not run then is cancelled."""
     tenant: str = ""
     headers: Mapping[str, str] = _NOTHING
     tags: Mapping[str, str] = _NOTHING

@@ -170,7 +170,7 @@ class Picker:
         self.passed_over += len(tasks)
         moves = Moves(self.step)
         for row in read_rows(self.step, tasks).values():
-            moves.cancel(row, ErrorInfo("expired", "its time was over before it could run"), reason="expired")
+            moves.cancel(row, ErrorInfo("expired", "its deadline (expires) has passed"), reason="expired")
         self.more |= moves.settle()
 
     def _move(self, rows: list[Found]) -> None:

@@ -61,7 +61,7 @@ def _expire(step: Step, n: int) -> int:
         if row.state == RUNNING:
             step.db.execute(queries.add_expiry, (step.now + SECOND, seq))
         else:
-            moves.cancel(row, ErrorInfo("expired", "its time was over before it could run"), reason="expired")
+            moves.cancel(row, ErrorInfo("expired", "its deadline (expires) has passed"), reason="expired")
     moves.settle()
     return len(due)
 

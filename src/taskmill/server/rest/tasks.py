@@ -65,7 +65,7 @@ class TaskBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     timeout: Duration | UnsetType | None = UNSET
     max_crashes: Count | UnsetType | None = UNSET
     expires: Duration | UnsetType | None = UNSET
-    """Cancelled if it has not started after this long."""
+    """The deadline of the whole task, this long from now: unless it runs at that time, it is cancelled, and it is not tried again."""
     expires_at: Instant | UnsetType | None = UNSET
     idempotency_key: Key | UnsetType | None = UNSET
     """One task per key; the header Idempotency-Key says the same."""

@@ -721,4 +721,64 @@ BEGIN
   RETURN json_build_object('rows', coalesce(found_rows, '[]'));
 END $$;
 
+-- `expires` is the deadline of the whole task: at that time one that does not run is cancelled, also one that has begun before and waits. One that runs, or whose row
+-- is locked, is looked at again later; one that must end already is left to its handler.
+CREATE OR REPLACE FUNCTION expire(p_n integer, now bigint) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  due uuid[];
+  found_id uuid;
+  t task;
+BEGIN
+  WITH gone AS (
+    DELETE FROM expiry e USING (SELECT at, id FROM expiry WHERE at <= now ORDER BY at, id LIMIT p_n FOR UPDATE SKIP LOCKED) d
+    WHERE e.at = ANY (ARRAY[d.at]) AND e.id = d.id RETURNING e.id)
+  SELECT array_agg(id ORDER BY id) INTO due FROM gone;
+  FOREACH found_id IN ARRAY coalesce(due, '{}') LOOP
+    SELECT * INTO t FROM task WHERE id = found_id FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND AND NOT EXISTS (SELECT 1 FROM task WHERE id = found_id) THEN
+      CONTINUE;
+    END IF;
+    IF t.id IS NULL OR t.state = 3 THEN
+      INSERT INTO expiry (at, id) VALUES (now + 1000000, found_id) ON CONFLICT DO NOTHING;
+    ELSIF t.must_end IS NULL THEN
+      PERFORM make_cancelled(t, now, '{"code":"expired","message":"its deadline (expires) has passed"}', 'expired');
+    END IF;
+  END LOOP;
+  RETURN coalesce(cardinality(due), 0);
+END $$;
+
+-- Of these locked rows, in this order, take up to `most` that may be taken, and get the rest out of the way.
+CREATE OR REPLACE FUNCTION sort_out(p picking, ids uuid[], most integer) RETURNS picking LANGUAGE plpgsql AS $$
+DECLARE
+  r record;
+  room integer;
+BEGIN
+  p.picked := '{}';
+  FOR r IN SELECT t FROM unnest(ids) WITH ORDINALITY u(id, place) JOIN task t ON t.id = ANY (ARRAY[u.id]) ORDER BY u.place LOOP
+    room := CASE WHEN (r.t).type <> ALL (p.types) THEN 0 ELSE coalesce((p.rooms ->> (r.t).type)::integer, 1) END;
+    IF (r.t).expires_at <= p.now AND (r.t).must_end IS NULL THEN
+      PERFORM make_cancelled(r.t, p.now, '{"code":"expired","message":"its deadline (expires) has passed"}', 'expired');
+      p.passed := p.passed + 1;
+    ELSIF room <= 0 THEN
+      PERFORM move_aside(r.t, p.now);
+      p.passed := p.passed + 1;
+    ELSIF cardinality(p.picked) < most AND NOT p.stuffed THEN
+      IF (r.t).size > p.bytes AND cardinality(p.taken) + cardinality(p.picked) > 0 THEN
+        p.stuffed := true;
+        p.more := true;
+      ELSE
+        p.picked := p.picked || (r.t).id;
+        p.bytes := p.bytes - (r.t).size;
+        IF p.rooms ? (r.t).type THEN
+          p.rooms := jsonb_set(p.rooms, ARRAY[(r.t).type], to_jsonb(room - 1));
+          IF room = 1 THEN
+            p.types := array_remove(p.types, (r.t).type);
+          END IF;
+        END IF;
+      END IF;
+    END IF;
+  END LOOP;
+  RETURN p;
+END $$;
+
 CALL harden('finish', 'checkpoint', 'signal', 'open_walk', 'recover', 'cancel_tasks', 'requeue_tasks', 'delete_tasks', 'prune');

@@ -73,7 +73,7 @@ local function sort_out(ids, most)
   for _, id in ipairs(ids) do
     local h = R.get(id)
     if h[F.expires_at] and h[F.expires_at] <= S.now and not h[F.must_end] then
-      M.cancel(h, {code = 'expired', message = 'its time was over before it could run'}, 'expired')
+      M.cancel(h, {code = 'expired', message = 'its deadline (expires) has passed'}, 'expired')
       C.passed, moved = C.passed + 1, true
     elseif (C.rooms[h[F.type]] or 0) <= 0 then
       move_aside(h)

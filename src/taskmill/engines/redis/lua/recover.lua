@@ -49,7 +49,7 @@ for _, id in ipairs(expired) do
     if h[F.state] == RUNNING then
       call('ZADD', P .. 'expiry', S.now + 1000000, id)
     else
-      M.cancel(h, {code = 'expired', message = 'its time was over before it could run'}, 'expired')
+      M.cancel(h, {code = 'expired', message = 'its deadline (expires) has passed'}, 'expired')
     end
   end
 end

@@ -280,7 +280,7 @@ class NewTask(_message.Message):
 
     @_builtins.property
     def expires_at(self) -> _timestamp_pb2.Timestamp:
-        """Cancelled if it has not started by then."""
+        """The deadline of the whole task: unless it runs at that time, it is cancelled, and it is not tried again."""
 
     @_builtins.property
     def idempotency_window(self) -> _duration_pb2.Duration: ...

@@ -22,7 +22,7 @@ async def test_what_does_not_run_is_cancelled(engine: Engine, clock: ManualClock
     task = await record(engine, made.id)
     assert (task.state, task.finished_at) == (State.CANCELLED, clock.now())
     assert task.error
-    assert task.error.code == "expired"
+    assert (task.error.code, task.error.message) == ("expired", "its deadline (expires) has passed")
 
 
 async def test_it_is_not_claimed_even_before_anybody_noticed(engine: Engine, clock: ManualClock) -> None:

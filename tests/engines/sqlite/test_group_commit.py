@@ -129,7 +129,7 @@ async def test_verbs_of_every_kind_share_a_commit(engine: SQLiteEngine) -> None:
     assert BUSY < commits.number <= BUSY + 2  # lead looks at the term first, so it may come a little later
     assert ids_of(claimed) == [id]
     assert stored[0].status is Status.CREATED
-    assert (item.name, item.version, term.number) == ("a", 1, 1)
+    assert (item.name, item.version, term.holder) == ("a", 1, "me")
 
 
 async def test_a_refusal_takes_back_only_itself(engine: SQLiteEngine) -> None:

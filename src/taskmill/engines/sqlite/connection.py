@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import random
@@ -21,7 +22,7 @@ from taskmill.engine import Durability
 from taskmill.engines.sqlite.sql import Database
 from taskmill.errors import AnswerLost, StoreError, TaskmillError, WrongStore
 
-__all__ = ["WriteLock", "check_path", "connect", "file_system", "translate"]
+__all__ = ["WriteLock", "check_path", "connect", "create", "file_system", "rights", "translate"]
 
 FIXED_WAL_RESET = (3, 51, 3)
 """Before it, a WAL that is reset at the wrong moment can corrupt the file."""
@@ -31,6 +32,9 @@ MOMENT = 0.002
 """Seconds to wait for one's turn among writers before SQLite's own lock decides."""
 
 PR_SET_TIMERSLACK = 29
+
+PRIVATE = 0o600
+NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
 
 SMALLEST_DATABASE = 100
 """The header; SQLite takes a file of one byte for an empty one and writes over it."""
@@ -108,9 +112,29 @@ def file_system(folder: Path, mounts: str) -> str:
     return kind
 
 
-def connect(path: Path, *, durability: Durability, busy_timeout: int, vfs: str | None = None, read_only: bool = False) -> Database:
+def rights(path: Path) -> int:
+    """Who may read and write the files beside a store: those who may read and write the store. Its file is its owner's alone unless it was made otherwise."""
+    try:
+        return path.stat().st_mode & 0o666
+    except FileNotFoundError:
+        return PRIVATE
+
+
+def create(path: Path, mode: int = PRIVATE) -> None:
+    """Make an empty file with these rights, whatever the umask; one that is there stays as it is."""
+    try:
+        made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
+    except FileExistsError:
+        return
+    os.fchmod(made, mode)
+    os.close(made)
+
+
+def connect(path: Path, *, durability: Durability, busy_timeout: int, vfs: str | None = None, read_only: bool = False, mode: int = PRIVATE) -> Database:
     flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
     try:
+        if not read_only and vfs is None:
+            create(path, mode)
         connection = apsw.Connection(str(path), flags=flags, vfs=vfs, statementcachesize=256)
         connection.set_busy_handler(_patience(busy_timeout))
         connection.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
@@ -118,7 +142,7 @@ def connect(path: Path, *, durability: Durability, busy_timeout: int, vfs: str |
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         for pragma in _pragmas(durability, read_only):
             _set(connection, pragma, _patience(busy_timeout))
-    except apsw.Error as error:
+    except (apsw.Error, OSError) as error:
         raise translate(error, str(path)) from None
     return connection
 
@@ -170,14 +194,20 @@ class WriteLock:
     the queue was paused, or writes for long) goes on without it, and until it gets the lock again waits only for a moment.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rights: int = PRIVATE) -> None:
         self._folder = folder
+        self._rights = rights
         self._write = self._open()
         self._given_up = False
 
     def _open(self) -> int:
-        self._folder.mkdir(exist_ok=True)
-        return os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            self._folder.mkdir()
+            self._folder.chmod(self._rights | (self._rights & 0o444) >> 2)
+        except FileExistsError:
+            pass
+        create(self._folder / "lock", self._rights)
+        return os.open(self._folder / "lock", os.O_RDWR | os.O_CLOEXEC)
 
     def acquire(self) -> None:
         deadline = time.monotonic() + (MOMENT if self._given_up else PATIENCE)
@@ -199,6 +229,10 @@ class WriteLock:
             os.close(self._write)
             self._write = self._open()
             return None
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTORS:
+                raise
+            return None  # it only keeps order: without a descriptor this one goes on without its turn
         if _try(turn):
             return turn
         queue = _Queueing(turn)
@@ -262,10 +296,27 @@ def _busy() -> StoreError:
     )
 
 
-def translate(error: apsw.Error | PermissionError, path: str = "the store") -> TaskmillError:
+def _no_descriptors() -> bool:
+    """SQLite does not say why it could not open a file."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno in NO_DESCRIPTORS
+    return False
+
+
+def _out_of_descriptors() -> StoreError:
+    return StoreError("this process has no file descriptor left", code="store_busy", hint="raise its limit (ulimit -n), or let it hold fewer connections")
+
+
+def translate(error: apsw.Error | OSError, path: str = "the store") -> TaskmillError:
     """SQLite's errors, and the file system's, in the words of this product."""
     text = str(error)
     match error:
+        case OSError() if error.errno in NO_DESCRIPTORS:
+            return _out_of_descriptors()
+        case apsw.CantOpenError() | apsw.IOError() if _no_descriptors():
+            return _out_of_descriptors()
         case PermissionError():
             hint = "every user of the store needs the right to write to the files beside it"
             return WrongStore(f"{error.filename} is not writable", code="read_only", field="url", hint=hint)

@@ -56,7 +56,7 @@ from taskmill.engines.outcomes import check_outcomes
 from taskmill.engines.sqlite import admin, claim, edges, finish, inspect, migrate, recover, settings, submit
 from taskmill.engines.sqlite import records as whole
 from taskmill.engines.sqlite.check import check
-from taskmill.engines.sqlite.connection import WriteLock, check_path, connect, translate
+from taskmill.engines.sqlite.connection import WriteLock, check_path, connect, rights, translate
 from taskmill.engines.sqlite.live import Live
 from taskmill.engines.sqlite.sql import Database
 from taskmill.engines.sqlite.step import Step
@@ -64,7 +64,7 @@ from taskmill.engines.sqlite.transaction import Tx, writable
 from taskmill.engines.sqlite.waiting import Events, Waiters, listen
 from taskmill.engines.sqlite.wake import Hints, Waker
 from taskmill.engines.sqlite.writer import Session, Writer
-from taskmill.errors import Conflict, StaleLease, StoreError
+from taskmill.errors import Conflict, InvalidInput, StaleLease, StoreError
 from taskmill.task import RULES, Attempt, EdgeResult, Gone, NewTask, Rules, State, Task, check_id, check_key, check_name, new_id, sequence_of
 
 __all__ = ["SQLiteEngine"]
@@ -143,10 +143,10 @@ class SQLiteEngine:
         try:
             if first:
                 migrate.migrate(connection, self.clock)
-            return Session(connection, WriteLock(self._run), self.clock, self._committed, self._rules)
+            return Session(connection, WriteLock(self._run, rights(self.path)), self.clock, self._committed, self._rules)
         except BaseException as error:
             connection.close()
-            if isinstance(error, (apsw.Error, PermissionError)):
+            if isinstance(error, (apsw.Error, OSError)):
                 raise translate(error, str(self.path)) from None
             raise
 
@@ -212,7 +212,7 @@ class SQLiteEngine:
     async def _in(self, pool: ThreadPoolExecutor, do: Callable[[], Answer]) -> Answer:
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, do)
-        except apsw.Error as error:
+        except (apsw.Error, OSError) as error:
             raise translate(error, str(self.path)) from None
 
     def _check_open(self) -> None:
@@ -309,12 +309,24 @@ class SQLiteEngine:
         tx: Transaction | None = None,
     ) -> tuple[Submitted, ...]:
         sequence_of(tasks)
+        reached, synced = self._reached(durability)
         if tx is not None:
-            return tuple(submit.submit(writable(tx, self), tasks, unseal=unseal, reserved=reserved, durability=self.durability))
+            step = writable(tx, self)
+            if synced and isinstance(tx, Tx):
+                tx.synced = True
+            return tuple(submit.submit(step, tasks, unseal=unseal, reserved=reserved, durability=reached))
         self._check_outside()
         if unseal or reserved:
-            return tuple(await self._write(lambda step: submit.submit(step, tasks, unseal=unseal, reserved=reserved, durability=self.durability)))
-        return tuple(await self._writer.submit(tasks, self.durability))
+            return tuple(await self._writer.run(lambda step: submit.submit(step, tasks, unseal=unseal, reserved=reserved, durability=reached), synced=synced))
+        return tuple(await self._writer.submit(tasks, reached, synced=synced))
+
+    def _reached(self, asked: Durability | None) -> tuple[Durability, bool]:
+        """What a submit reaches that asks for this, and whether its commit must wait for the disk where others do not."""
+        if asked is Durability.REPLICATED:
+            hint = "this store reaches fsync; one of PostgreSQL can replicate"
+            raise InvalidInput("one file has no second machine", code="durability_unavailable", field="durability", hint=hint)
+        synced = self.durability is Durability.LOCAL and asked is Durability.FSYNC
+        return Durability.FSYNC if synced else self.durability, synced
 
     async def claim(self, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
         for queue in queues:

@@ -15,7 +15,7 @@ import apsw
 
 from taskmill.clock import Clock
 from taskmill.engine import Durability, Term
-from taskmill.engines.sqlite.connection import connect
+from taskmill.engines.sqlite.connection import connect, rights
 from taskmill.engines.sqlite.sql import Database, load
 from taskmill.errors import TaskmillError
 
@@ -152,7 +152,8 @@ class Live:
 
 
 def _connect(path: Path, busy_timeout: int, vfs: str | None) -> Database:
-    connection = connect(path, durability=Durability.LOCAL, busy_timeout=busy_timeout, vfs=vfs)
+    mode = rights(Path(str(path).removesuffix("-live")))
+    connection = connect(path, durability=Durability.LOCAL, busy_timeout=busy_timeout, vfs=vfs, mode=mode)
     connection.execute("PRAGMA synchronous = OFF").fetchall()
     for statement in (queries.beat_table, queries.mark_table, queries.term_table, queries.clock_table):
         connection.execute(statement)

@@ -27,6 +27,8 @@ class Tx:
         self.session = session
         self.open = True
         self.abandoned = False
+        self.synced = False
+        """Something in it asked that its commit waits for the disk, in a store that does not."""
 
     def execute(self, statement: str, bindings: Any = None) -> Any:
         with self._inside():
@@ -53,6 +55,8 @@ class Tx:
 
     def commit(self) -> None:
         self.session.commit()
+        if self.synced:
+            self.session.sync()
 
     def abandon(self) -> None:
         """The engine is closed under it: nothing of it stays."""

@@ -26,7 +26,8 @@ class Listener:
         self._path = folder / f"{kind}.{os.getpid()}.{secrets.token_hex(4)}"
         self._loop = asyncio.get_running_loop()
         hidden = folder / f".{self._path.name}"  # a FIFO without a reader looks dead: it gets its name when it has one
-        os.mkfifo(hidden, 0o666)
+        os.mkfifo(hidden, 0o600)
+        hidden.chmod(folder.stat().st_mode & 0o666)  # who may look into the folder may wake
         self._fd = os.open(hidden, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         hidden.rename(self._path)
         self._loop.add_reader(self._fd, self._hear)

@@ -43,10 +43,12 @@ class Session:
         self._clock = clock
         self._committed = committed
 
-    def begin(self) -> None:
-        """The clock is read when the lock is held, so no step is judged by a moment before it."""
+    def begin(self, *, synced: bool = False) -> None:
+        """The clock is read when the lock is held, so no step is judged by a moment before it. `synced`: the commit waits for the disk, whatever others do."""
         self._lock.acquire()
         try:
+            if synced:
+                self.db.execute("PRAGMA synchronous = FULL").fetchall()
             self.db.execute("BEGIN IMMEDIATE")
             self.step.begin(self._clock.now())
         except BaseException as error:
@@ -75,6 +77,16 @@ class Session:
             self.step.forget()
             self._lock.release()
 
+    def sync(self) -> None:
+        """What was committed before is on the disk: a commit that leaves out a number and waits for it. (One that changes nothing writes nothing.)"""
+        self.begin(synced=True)
+        self.step.seq += 1
+        self.commit()
+
+    def relax(self) -> None:
+        """Commits wait for the disk no longer."""
+        self.db.execute("PRAGMA synchronous = NORMAL").fetchall()
+
     def close(self) -> None:
         self.db.close()
         self._lock.close()
@@ -83,9 +95,11 @@ class Session:
 class Job(Generic[Answer]):
     """A step and who waits for its answer."""
 
-    def __init__(self, run: Callable[[Step], Any], after: Callable[[Any], Answer] | None = None) -> None:
+    def __init__(self, run: Callable[[Step], Any], after: Callable[[Any], Answer] | None = None, *, synced: bool = False) -> None:
         self.run = run
         self.after = after
+        self.synced = synced
+        """The store does not wait for the disk, this step does."""
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Answer] = self.loop.create_future()
         self.answer: Any = None
@@ -105,8 +119,8 @@ class Job(Generic[Answer]):
 class SubmitJob(Job[Sequence[Submitted]]):
     """Submits that share a commit also share their statements."""
 
-    def __init__(self, tasks: Sequence[NewTask], durability: Durability) -> None:
-        super().__init__(lambda step: submit(step, tasks, durability=durability))
+    def __init__(self, tasks: Sequence[NewTask], durability: Durability, *, synced: bool) -> None:
+        super().__init__(lambda step: submit(step, tasks, durability=durability), synced=synced)
         self.tasks = tasks
         self.durability = durability
 
@@ -121,15 +135,15 @@ class Writer:
         self._thread = threading.Thread(target=self._work, name="taskmill-writer", daemon=True)
         self._thread.start()
 
-    async def run(self, step: Callable[[Step], Answer]) -> Answer:
-        return await self._ask(Job(step))
+    async def run(self, step: Callable[[Step], Answer], *, synced: bool = False) -> Answer:
+        return await self._ask(Job(step, synced=synced))
 
     async def run_then(self, step: Callable[[Step], Found], after: Callable[[Found], Answer]) -> Answer:
         """`after` makes the answer of what the step found, when the lock is free again."""
         return await self._ask(Job(step, after))
 
-    async def submit(self, tasks: Sequence[NewTask], durability: Durability) -> Sequence[Submitted]:
-        return await self._ask(SubmitJob(tasks, durability))
+    async def submit(self, tasks: Sequence[NewTask], durability: Durability, *, synced: bool) -> Sequence[Submitted]:
+        return await self._ask(SubmitJob(tasks, durability, synced=synced))
 
     def _ask(self, job: Job[Answer]) -> asyncio.Future[Answer]:
         if self._closed:
@@ -177,13 +191,14 @@ class Writer:
                 for job in jobs:
                     self._run([job])
                 return
-            failure = translate(error) if isinstance(error, apsw.Error) else error
+            failure = translate(error) if isinstance(error, (apsw.Error, OSError)) else error
             for job in jobs:
                 job.error = failure
 
     def _transaction(self, jobs: list[Job[Any]]) -> None:
         session = self._session
-        session.begin()
+        synced = any(job.synced for job in jobs)
+        session.begin(synced=synced)
         try:
             if len(jobs) == 1:
                 jobs[0].answer = jobs[0].run(session.step)
@@ -193,13 +208,17 @@ class Writer:
             session.rollback()
             raise
         session.commit()
+        if synced:
+            session.relax()
 
 
 def _run_group(step: Step, jobs: list[Job[Any]]) -> None:
     submits = [job for job in jobs if isinstance(job, SubmitJob)]
     if submits:
         tasks = [task for job in submits for task in job.tasks]
-        answers = submit(step, tasks, durability=submits[0].durability)
+        # The commit of all reaches what the most careful of them asked for.
+        durability = Durability.FSYNC if any(job.durability is Durability.FSYNC for job in submits) else Durability.LOCAL
+        answers = submit(step, tasks, durability=durability)
         place = 0
         for mine in submits:
             mine.answer = answers[place : place + len(mine.tasks)]

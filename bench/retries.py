@@ -102,7 +102,7 @@ def _main() -> None:
     parser.add_argument("--retries", type=int, default=5)
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
-        url = arguments.url or stack.enter_context(started(Path(stack.enter_context(tempfile.TemporaryDirectory())))).url()
+        url = arguments.url or stack.enter_context(started(Path(tempfile.gettempdir()))).url()
         late = [each / MILLISECOND for each in asyncio.run(lateness(url, arguments.tasks, arguments.retries))]
     print(f"{len(late)} retries: late by p50 {percentile(late, 0.5):.1f} ms, p99 {percentile(late, 0.99):.1f} ms, worst {max(late):.1f} ms")
 

@@ -46,23 +46,24 @@ QUERIES = {
     "is a share with a wrong top": """SELECT s.id FROM share s
         WHERE s.top IS DISTINCT FROM (SELECT max(l.top) FROM lane l WHERE l.share = s.id AND l.top IS NOT NULL AND l.shut IS NULL)""",
     "is a limit that counts its running tasks wrong": """SELECT c.name FROM counter c WHERE c.running <>
-        (SELECT count(*) FROM task t JOIN lane l ON l.id = t.lane WHERE t.state = 3 AND c.id = ANY (l.counters))""",
+        (SELECT count(*) FROM task t JOIN lane l ON l.id = t.lane WHERE t.state = 3 AND (c.id = ANY (l.counters) OR -c.id = ANY (l.counters)))""",
     "stands at a limit that is none of its own": "SELECT id FROM lane WHERE shut IS NOT NULL AND shut <> ALL (counters)",
-    "stands at a limit that has room, and nothing opens it": f"""SELECT l.id FROM lane l JOIN counter c ON c.id = l.shut WHERE c.wake_at IS NULL
-        AND coalesce(c.cap, {FAR}) - c.running > (SELECT count(*) FROM lane o WHERE o.top IS NOT NULL AND o.shut IS NULL AND c.id = ANY (o.counters))""",
+    "stands at a limit that has room, and nothing opens it": f"""SELECT l.id FROM lane l JOIN counter c ON c.id = abs(l.shut) WHERE (c.wake_at IS NULL OR l.shut < 0)
+        AND coalesce(c.cap, {FAR}) - c.running > (SELECT count(*) FROM lane o WHERE o.top IS NOT NULL AND o.shut IS NULL AND (c.id = ANY (o.counters) OR -c.id = ANY (o.counters)))""",
     "is a share that does not stand as its lanes do": """SELECT coalesce(s.share, l.share) FROM stand s
         FULL JOIN (SELECT shut AS counter, share, max(top) AS top FROM lane WHERE shut IS NOT NULL GROUP BY shut, share) l USING (counter, share)
         WHERE s.top IS DISTINCT FROM l.top""",
     "counts its open edges wrong": f"SELECT t.id FROM ({EVERY}) t WHERE t.open_edges <> (SELECT count(*) FROM ({OPEN}) e WHERE e.parent = t.id)",
     "is an edge of nobody": "SELECT number FROM edge WHERE parent NOT IN (SELECT id FROM body)",
-    "is waited for by an open edge and gone": f"SELECT e.child FROM ({OPEN}) e WHERE e.child NOT IN (SELECT id FROM body)",
+    "is waited for by an open edge and gone": f"""SELECT e.child FROM ({OPEN}) e WHERE e.child NOT IN (SELECT id FROM body)
+        AND e.number NOT IN (SELECT edge FROM late_edge WHERE absent)""",
     "is waited for and does not know it": f"SELECT t.id FROM ({EVERY}) t WHERE t.flags & 32 = 0 AND t.id IN (SELECT child FROM ({OPEN}) e)",
     "has edges and does not know it": f"SELECT t.id FROM ({EVERY}) t WHERE t.flags & 16 = 0 AND t.id IN (SELECT parent FROM edge)",
     "waits for nothing": f"SELECT id FROM task WHERE state = 4 AND open_edges = 0 AND flags & (64 | 128) = 0 AND ready_at >= {FAR}",
     "is left in the inbox of lanes": "SELECT number FROM stir",
     "is left in the inbox of falling edges": "SELECT number FROM falling",
     "is left in the inbox of fallen edges": "SELECT number FROM lowering",
-    "is left in the inbox of late edges": "SELECT edge FROM late_edge",
+    "is left in the inbox of late edges": "SELECT edge FROM late_edge WHERE NOT absent",
     "has checkpoints and does not know it": f"SELECT t.id FROM ({EVERY}) t WHERE flags & 512 = 0 AND id IN (SELECT id FROM checkpoint)",
     "has signals and does not know it": "SELECT id FROM task WHERE flags & 1024 = 0 AND id IN (SELECT id FROM signal)",
     "has ended and has signals": "SELECT id FROM ended WHERE id IN (SELECT id FROM signal)",
@@ -72,7 +73,7 @@ QUERIES = {
     "has two attempts of one number": "SELECT id FROM task_attempts GROUP BY id, number HAVING count(*) > 1",
     "is a unique key that no live task holds": "SELECT key FROM held WHERE id NOT IN (SELECT id FROM task)",
     "lives without its unique key": "SELECT id FROM task WHERE flags & 8 <> 0 AND id NOT IN (SELECT id FROM held)",
-    "lives without its idempotency key": """SELECT t.id FROM task t JOIN body b USING (id) WHERE b.meta::json ->> 'key' IS NOT NULL
+    "lives without its idempotency key": """SELECT t.id FROM task t JOIN body b USING (id) WHERE b.meta::json ->> 'key' IS NOT NULL AND t.flags & 8192 = 0
         AND NOT EXISTS (SELECT 1 FROM dedupe d WHERE (d.tenant, d.type, d.key, d.id) = (b.tenant, b.type, b.meta::json ->> 'key', b.id))""",
     "is there and remembered as gone": "SELECT id FROM body WHERE id IN (SELECT id FROM known)",
     "was removed before its outbox entry was delivered": """SELECT subject FROM outbox WHERE kind IN ('ended', 'dead')

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from taskmill import codec
 from taskmill.engine import Changed, Changes, Filter, Target
 from taskmill.engines.postgres.connecting import Record
 from taskmill.engines.postgres.listing import matching
 from taskmill.engines.postgres.store import Store
-from taskmill.engines.rows import NUMBERS, STATES, decode_meta, encode_names
+from taskmill.engines.rows import NUMBERS, STATES, Meta, decode_meta, encode_names
+from taskmill.task import SCOPE, scoped, scoped_limit
 
 __all__ = ["cancel", "delete", "requeue"]
 
@@ -32,7 +35,7 @@ async def cancel(store: Store, which: Sequence[Target] | Filter, after: str | No
 async def requeue(store: Store, which: Sequence[Target] | Filter, after: str | None, n: int, *, from_start: bool) -> Changes:
     async def ask(ids: list[str], versions: list[int | None], states: list[int] | None) -> list[Record]:
         queries = store.load("admin.sql")
-        found = {task: decode_meta(text) for task, text in await store.pool.fetch(queries.metas, ids)}
+        found = {task: in_scope(tenant, decode_meta(text)) for task, tenant, text in await store.pool.fetch(queries.metas, ids)}
         metas = [found.get(task) for task in ids]
         shares = [None if meta is None else meta.share for meta in metas]
         limits = [None if meta is None else encode_names(meta.limits) for meta in metas]
@@ -41,6 +44,15 @@ async def requeue(store: Store, which: Sequence[Target] | Filter, after: str | N
         return await store.pool.fetch(queries.requeue, ids, versions, states, from_start, shares, limits, orders, uniques, store.now())
 
     return await _each(store, which, after, n, ask)
+
+
+def in_scope(tenant: str, meta: Meta) -> Meta:
+    """Keys of a tenant are its own, also of a task that ended before they were (0018_tenants.sql moves the live ones)."""
+    if not tenant or any(SCOPE in key for key in (meta.share, meta.order or "", *meta.limits)):
+        return meta
+    share = meta.share if meta.share in {"", tenant} else scoped(tenant, meta.share)
+    limits = tuple(scoped_limit(tenant, limit) for limit in meta.limits)
+    return replace(meta, share=share, limits=limits, order=meta.order and scoped(tenant, meta.order))
 
 
 async def delete(store: Store, which: Sequence[Target] | Filter, after: str | None, n: int) -> Changes:

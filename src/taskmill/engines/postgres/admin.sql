@@ -2,7 +2,7 @@
 SELECT id::text, payload::text FROM {schema}.body WHERE id = ANY ($1);
 
 -- name: metas
-SELECT id::text, meta FROM {schema}.body WHERE id = ANY ($1);
+SELECT id::text, tenant, meta FROM {schema}.body WHERE id = ANY ($1);
 
 -- name: cancel
 SELECT * FROM {schema}.cancel_tasks($1, $2, $3, $4);

@@ -26,6 +26,8 @@ LONG_HELD = 5 * 60
 """Seconds after which an open transaction is worth a word."""
 
 LONGEST_NAP = 60
+STUCK_SLICE = 100_000
+"""Waiting tasks that are looked at."""
 
 
 class _Seen(Struct, frozen=True):
@@ -38,6 +40,7 @@ class _Seen(Struct, frozen=True):
     pending: list[str]
     contract: list[str]
     refused: WrongStore | None
+    stuck: list[str]
 
     def number(self, name: str) -> int:
         return int(self.settings[name])
@@ -55,7 +58,7 @@ async def check(pool: Pool, *, long_held: float = LONG_HELD, folder: Traversable
             await hang_up(connection)
     except FAILURES as error:
         raise translate(error, pool.target) from None
-    looks = (_server, _durability, _vacuum, _holders, _connections, _schema, _rights)
+    looks = (_server, _durability, _vacuum, _holders, _connections, _schema, _rights, _stuck)
     return tuple(finding for look in looks for finding in look(seen))
 
 
@@ -76,7 +79,10 @@ async def _look(pool: Pool, connection: Connection, long_held: float, folder: Tr
             contract = [migration.title for migration in missing if migration.phase == "contract"]
         except WrongStore as error:
             refused = error
-    return _Seen(pool, settings, holders, lacks, pending, contract, refused)
+    stuck: list[str] = []
+    if exists and not (lacks or pending or refused):
+        stuck = await connection.fetchval(queries.stuck, STUCK_SLICE)
+    return _Seen(pool, settings, holders, lacks, pending, contract, refused, stuck)
 
 
 def _server(seen: _Seen) -> Iterator[Finding]:
@@ -172,6 +178,13 @@ def _rights(seen: _Seen) -> Iterator[Finding]:
         shown = ", ".join(f"{what} {name}" for what, name in seen.lacks[:3])
         more = f" and {len(seen.lacks) - 3} more" if len(seen.lacks) > 3 else ""
         yield Finding("error", "no_rights", f"this user lacks rights: {shown}{more}", grants(seen.pool.target))
+
+
+def _stuck(seen: _Seen) -> Iterator[Finding]:
+    if seen.stuck:
+        shown = ", ".join(seen.stuck[:3])
+        hint = "a running worker makes them ready within a minute; please report how they came to be"
+        yield Finding("error", "stuck_waiting", f"{len(seen.stuck)} tasks wait for nothing any more: {shown}", hint)
 
 
 def _user(seen: _Seen) -> str:

@@ -31,3 +31,6 @@ SELECT 'USAGE', c.relname::text FROM pg_class c
 WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind = 'S' AND NOT has_sequence_privilege(CASE WHEN c.relkind = 'S' THEN c.oid END, 'USAGE')
 UNION ALL
 SELECT 'EXECUTE', p.proname::text FROM pg_proc p WHERE p.pronamespace = '{schema}'::regnamespace AND NOT has_function_privilege(p.oid, 'EXECUTE')
+
+-- name: stuck
+SELECT ids::text[] FROM {schema}.look_for_stuck(NULL, $1)

@@ -143,6 +143,14 @@ class Pool:
         seconds = (timeout or self.target.patience) / SECOND
         return await self._step(lambda connection: connection.fetch(statement, *args, timeout=seconds))
 
+    async def fetch_durably(self, durability: Durability | None, statement: str, *args: object, timeout: int | None = None) -> list[Record]:
+        """The same with a commit that goes this far; None: as far as all others."""
+        if durability is None:
+            return await self.fetch(statement, *args, timeout=timeout)
+        async with self.transaction(durability=durability) as connection:
+            rows: list[Record] = await connection.fetch(statement, *args, timeout=(timeout or self.target.patience) / SECOND)
+        return rows
+
     async def fetchrow(self, statement: str, *args: object, timeout: int | None = None) -> Record | None:
         """The first row of such a statement."""
         seconds = (timeout or self.target.patience) / SECOND

@@ -26,6 +26,7 @@ from taskmill.engine import (
     Claim,
     Count,
     Durability,
+    Ending,
     Entry,
     Features,
     Filter,
@@ -60,12 +61,14 @@ from taskmill.engines.postgres.store import Store
 from taskmill.engines.postgres.ticking import ServerClock
 from taskmill.engines.postgres.transaction import Foreign, Home, Inside, Tx
 from taskmill.engines.postgres.waiting import Events, Hints, Hub, Waiters, listen
-from taskmill.errors import Conflict, StaleLease, StoreError, WrongStore
+from taskmill.errors import Conflict, InvalidInput, StaleLease, StoreError, WrongStore
 from taskmill.task import RULES, Attempt, EdgeResult, Gone, NewTask, Rules, State, Task, check_id, check_key, check_name, new_id, sequence_of
 
 __all__ = ["PostgresEngine"]
 
 COUNTS_AGE = 5 * SECOND
+LEVELS = (Durability.LOCAL, Durability.FSYNC, Durability.REPLICATED)
+LEAVE_WORK = frozenset((Ending.RETRY, Ending.SNOOZED, Ending.RELEASED, Ending.CRASHED, Ending.WAITING))
 SPARE = 2
 """Connections of the pool that users' transactions never take: claims, beats and ends go on."""
 
@@ -98,6 +101,7 @@ class PostgresEngine:
         self._transactions: set[Tx] = set()
         self._users = asyncio.Semaphore(max(1, target.pool - SPARE))
         self._counts = Shared(lambda: inspect.counts(self._reading(), self._bodies), self.clock, COUNTS_AGE)
+        self._pages: dict[tuple[str, int], int] = {}
         self._open = False
 
     # Coming and going
@@ -278,15 +282,27 @@ class PostgresEngine:
     ) -> tuple[Submitted, ...]:
         sequence_of(tasks)
         self._check_open()
+        level = self._more_durable(durability, tx)
         if tx is not None:
             within = await self._within(tx)
             answers = await submit.submit(within.store, tasks, unseal=unseal, reserved=reserved, db=within)
             self._announce(tx, within, tasks)
             return tuple(answers)
         store = self._outside()
-        if unseal or reserved:
-            return tuple(await submit.submit(store, tasks, unseal=unseal, reserved=reserved))
+        if unseal or reserved or level is not None:
+            return tuple(await submit.submit(store, tasks, unseal=unseal, reserved=reserved, durability=level))
         return tuple(await self._together.submit(tasks))
+
+    def _more_durable(self, asked: Durability | None, tx: object) -> Durability | None:
+        """What one submit asks for is the least that it gets: None where every commit goes as far."""
+        reached = self._store.durability
+        if asked is None or LEVELS.index(asked) <= LEVELS.index(reached):
+            return None
+        if tx is not None or (asked is Durability.REPLICATED and not self._pool.replicates):
+            why = "in a transaction of yours, whose commit is not the store's" if tx is not None else "without a synchronous standby"
+            hint = f"this store reaches {reached} here; ask for that, or set it in the URL" if tx is not None else f"this store reaches {Durability.FSYNC}"
+            raise InvalidInput(f"a submit cannot be {asked} {why}", code="durability_unavailable", field="durability", hint=hint)
+        return asked
 
     async def claim(self, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
         for queue in queues:
@@ -300,7 +316,10 @@ class PostgresEngine:
         check_outcomes(outcomes)
         self._check_open()
         if tx is None:
-            return await finish.finish(self._outside(), outcomes)
+            finished = await finish.finish(self._outside(), outcomes)
+            if any(outcome.ending in LEAVE_WORK for outcome in outcomes):
+                self._hub.changed()
+            return finished
         within = await self._within(tx)
         finished = await finish.finish(within.store, outcomes, db=within)
         if finished.refused:
@@ -354,7 +373,7 @@ class PostgresEngine:
         return await inspect.get(self._reading(), ids)
 
     async def edges(self, task: str, *, after: int = 0, n: int = 1_000) -> tuple[EdgeResult, ...]:
-        return await inspect.edges(self._reading(), task, after, n)
+        return await inspect.edges(self._reading(), self._pages, task, after, n)
 
     async def list(self, which: Filter = EVERYTHING, *, after: str | None = None, n: int = 100) -> Page:
         return await inspect.list_tasks(self._reading(), which, after, n)

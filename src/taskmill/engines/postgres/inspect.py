@@ -33,6 +33,7 @@ from taskmill.task import DEFAULT_DEDUPE_WINDOW, UUID, Attempt, EdgeResult, Gone
 
 __all__ = ["attempts", "attempts_of", "counts", "edge", "edges", "ended", "get", "list_tasks", "matching", "missing"]
 
+MOST_PAGES = 1_000
 SLICE = 500_000
 """How many tasks are counted in one step when the mark moves."""
 
@@ -150,11 +151,17 @@ async def missing(store: Store, task: str) -> NotFound | Expired:
     return NotFound(f"there is no task {task}", field="task")
 
 
-async def edges(store: Store, task: str, after: int, n: int) -> tuple[EdgeResult, ...]:
+async def edges(store: Store, pages: dict[tuple[str, int], int], task: str, after: int, n: int) -> tuple[EdgeResult, ...]:
+    """`pages`: the numbers of edges at which pages of this process ended, so that the next begins there; only where none did, edges are counted."""
     if not UUID.fullmatch(task):
         return ()
-    rows = await store.pool.fetch(store.load("inspect.sql").edges, task, n, after)
-    return tuple(edge(*row) for row in rows)
+    number = pages.get((task, after))
+    rows = await store.pool.fetch(store.load("inspect.sql").edges, task, n, 0 if number is not None else after, number or 0)
+    if rows:
+        pages[task, after + len(rows)] = rows[-1]["number"]
+        while len(pages) > MOST_PAGES:
+            del pages[next(iter(pages))]
+    return tuple(edge(*row[:4]) for row in map(tuple, rows))
 
 
 def edge(child: str, on_failure: int, outcome: int | None, result: str | None) -> EdgeResult:

@@ -32,8 +32,9 @@ SELECT id::text, number, worker, token, started_at, ended_at, outcome, error::te
 -- name: edges
 -- An edge fell with what the child's own record says, unless it holds: then only a completed child lets it fall.
 SELECT e.child::text, e.on_failure, coalesce(e.outcome, CASE WHEN e.on_failure <> 2 OR d.state = 5 THEN d.state END) AS outcome,
-  CASE WHEN e.outcome IS NULL THEN d.result ELSE e.result END::text AS result
-FROM {schema}.edge e LEFT JOIN {schema}.ended d ON d.id = ANY (ARRAY[e.child]) AND e.outcome IS NULL WHERE e.parent = $1 ORDER BY e.number LIMIT $2 OFFSET $3;
+  CASE WHEN e.outcome IS NULL THEN d.result ELSE e.result END::text AS result, e.number
+FROM (SELECT * FROM {schema}.edge WHERE parent = $1 AND number > $4 ORDER BY number LIMIT $2 OFFSET $3) e
+  LEFT JOIN {schema}.ended d ON d.id = ANY (ARRAY[e.child]) AND e.outcome IS NULL ORDER BY e.number;
 
 -- name: all_edges
 SELECT e.parent::text, e.child::text, e.on_failure, coalesce(e.outcome, CASE WHEN e.on_failure <> 2 OR d.state = 5 THEN d.state END) AS outcome,

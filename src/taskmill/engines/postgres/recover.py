@@ -6,6 +6,7 @@ which a removed task's id stays known, and the lanes of a task whose type got li
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from taskmill import codec
+from taskmill.clock import MINUTE
 from taskmill.engine import Beat, Joining, Moved, Retention, Term, WorkerInfo
 from taskmill.engines.postgres.connecting import Record
 from taskmill.engines.postgres.store import Store
@@ -23,6 +25,8 @@ from taskmill.task import STORED, NewTask, Resolved, TypeSettings, check_key, ch
 
 __all__ = ["check_term", "heartbeat", "join", "lead", "leave", "prune", "recover_lost", "resign", "workers"]
 
+
+STUCK_SLICE = 5_000
 
 # Workers
 
@@ -103,9 +107,23 @@ async def recover_lost(store: Store, n: int) -> Moved:
     more = row["more"]
     if row["moving"]:
         more |= await _move_types(store, n)
-    if row["owes"] or row["moving"]:
+    freed = await _free_stuck(store)
+    if row["owes"] or row["moving"] or freed:
         more |= await store.settle()
-    return Moved(row["moved"], more, tuple(row["lost"]))
+    return Moved(row["moved"] + freed, more, tuple(row["lost"]))
+
+
+async def _free_stuck(store: Store) -> int:
+    """Waiting tasks that nothing would wake become ready: a slice of all that wait, at most once a minute in a process."""
+    now = store.monotonic() or time.monotonic_ns() // 1_000
+    if store.looked_at is not None and 0 <= now - store.looked_at < MINUTE:
+        return 0
+    store.looked_at = now
+    row = await store.pool.fetchrow(store.load("recover.sql").free_stuck, store.looked_up_to, STUCK_SLICE, store.now())
+    assert row is not None
+    store.looked_up_to = row["last"]
+    freed: int = row["freed"]
+    return freed
 
 
 async def _move_types(store: Store, n: int) -> bool:

@@ -63,3 +63,6 @@ SELECT id, queues, types, lease, joined_at, greatest(0, {schema}.moment($1) - be
   (SELECT count(*) FROM {schema}.task t WHERE t.worker = w.id AND t.state = 3) AS running,
   (SELECT value FROM {schema}.item i WHERE i.kind = 'worker' AND i.name = w.id ORDER BY i.operator DESC LIMIT 1) AS command
 FROM {schema}.workers w ORDER BY joined_at, id COLLATE "C";
+
+-- name: free_stuck
+SELECT freed, last FROM {schema}.free_stuck($1, $2, $3);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 from taskmill.clock import Clock, SystemClock
 from taskmill.engine import Durability
@@ -29,6 +30,10 @@ class Store:
         self.settings = Settings((), rules)
         self.results_dropped = (0, 0)
         """Up to which completed task (when it ended, its number) results have been dropped."""
+        self.looked_at: int | None = None
+        """When this process last looked for waiting tasks that nothing would wake, …"""
+        self.looked_up_to: UUID | None = None
+        """… and where the next look goes on."""
         self._files: dict[str, Queries] = {}
 
     @property

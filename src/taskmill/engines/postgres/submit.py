@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Container, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -42,12 +43,20 @@ PARENT = 10
 
 
 async def submit(
-    store: Store, tasks: Sequence[NewTask], *, unseal: Sequence[str] = (), reserved: bool = False, db: Any = None, turn: asyncio.Lock | None = None
+    store: Store,
+    tasks: Sequence[NewTask],
+    *,
+    unseal: Sequence[str] = (),
+    reserved: bool = False,
+    db: Any = None,
+    turn: asyncio.Lock | None = None,
+    durability: Durability | None = None,
 ) -> list[Submitted]:
-    """`db`: the user's connection, in the user's transaction. `turn`: held while the store is asked."""
+    """`db`: the user's connection, in the user's transaction. `turn`: held while the store is asked. `durability`: where this commit goes further."""
     if reserved:
-        return await _reserve(store, tasks, db)
+        return await _reserve(store, tasks, db, durability)
     step = _Step(store, tasks, db, turn)
+    step.durability = durability
     await step.ask(range(len(tasks)), PATIENCE, unseal)
     if step.again:
         await step.ask_again()
@@ -97,6 +106,7 @@ class _Step:
         self.tasks = tasks
         self.db = db
         self.turn = turn or contextlib.nullcontext()
+        self.durability: Durability | None = None
         self.answers: dict[int, Submitted] = {}
         self.again: list[int] = []
 
@@ -127,7 +137,7 @@ class _Step:
         statement = store.load("submit.sql").submit
         if self.db is None:
             async with self.turn:
-                return await store.pool.fetch(statement, *arguments, timeout=store.pool.target.patience + patience * MILLISECOND)
+                return await store.pool.fetch_durably(self.durability, statement, *arguments, timeout=store.pool.target.patience + patience * MILLISECOND)
         try:
             rows: list[Any] = await self.db.fetch(statement, *arguments)
         except FAILURES as error:
@@ -144,7 +154,7 @@ class _Step:
             await self.store.read_settings(self.db)
 
     def _take(self, batch: _Batch, rows: Iterable[Any]) -> None:
-        durability = self.store.durability
+        durability = self.durability or self.store.durability
         for place, error in batch.refused.items():
             self.answers[place] = Submitted(Status.REFUSED, self.tasks[place].id, durability, False, error)
         for place in batch.places:
@@ -449,9 +459,10 @@ def refusal(new: NewTask, code: str | None, message: str | None) -> TaskmillErro
 # Reserved
 
 
-async def _reserve(store: Store, tasks: Sequence[NewTask], db: Any) -> list[Submitted]:
+async def _reserve(store: Store, tasks: Sequence[NewTask], db: Any, durability: Durability | None) -> list[Submitted]:
     """Ids and keys are remembered, for a log that will bring the tasks."""
-    rows = await (db or store.pool).fetch(
+    ask = partial(store.pool.fetch_durably, durability) if db is None else db.fetch
+    rows = await ask(
         store.load("submit.sql").reserve,
         [check_id(new.id) for new in tasks],
         [new.type for new in tasks],
@@ -462,7 +473,7 @@ async def _reserve(store: Store, tasks: Sequence[NewTask], db: Any) -> list[Subm
         PATIENCE,
         store.now(),
     )
-    return [_reserved(new, row, store.durability) for new, row in zip(tasks, rows, strict=True)]
+    return [_reserved(new, row, durability or store.durability) for new, row in zip(tasks, rows, strict=True)]
 
 
 def _reserved(new: NewTask, row: Any, durability: Durability) -> Submitted:

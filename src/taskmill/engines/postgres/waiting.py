@@ -105,6 +105,11 @@ class Hub:
             for ear in self._ears["work"]:
                 ear.hurry()
 
+    def changed(self) -> None:
+        """A step of this process has left work for later: its own worker looks when that is due. A hint of the store may come before that commit."""
+        for ear in self._ears["work"]:
+            ear.tell()
+
     async def wakeups(self) -> Hints:
         return Hints(await self.ear("work"))
 

@@ -223,6 +223,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
         str, Setting("text", "The file that every change made through the API is appended to; a relative path starts beside a store that is a file")
     ] = "taskmill-audit.jsonl"
     allowed_origins: Annotated[str, Setting("text", "Origins beside its own from which pages in a browser may open /ws, separated by commas")] = ""
+    cors_origins: Annotated[
+        str, Setting("text", "Origins whose pages in a browser may call REST, separated by commas, as `https://app.example.com`; such a call needs a key")
+    ] = ""
+    allowed_hosts: Annotated[
+        str, Setting("text", "Names that callers may call the API by, separated by commas: requests for another host are refused; empty: any name")
+    ] = ""
+    connections_per_address: Annotated[
+        int, Setting("integer", "Connections that one address may have (of IPv6, one /64); 0: a quarter of all, on this machine all", minimum=0, maximum=10_000)
+    ] = 0
+    grpc_reflection: Annotated[bool, Setting("boolean", "Whether gRPC tells callers without a key which services there are")] = True
     server: Annotated[str, Setting("text", "The URL of the API that a client calls")] = "http://127.0.0.1:8080"
     tls_cert: Annotated[str | None, Setting("text", "The server's certificate, a PEM file; with `tls_key`, REST and gRPC are served over TLS")] = None
     tls_key: Annotated[str | None, Setting("text", "The key of `tls_cert`, a PEM file without a password")] = None

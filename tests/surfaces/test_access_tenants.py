@@ -15,7 +15,6 @@ import pytest
 from taskmill.clock import ManualClock
 from taskmill.engine import Joining, Target
 from taskmill.errors import StoreError
-from taskmill.server import audit as auditing
 from taskmill.server.audit import Audit, first_broken
 from taskmill.task import Task, TypeSettings, new_id
 from tests.surfaces.api import AUDIT, Api, served
@@ -115,8 +114,8 @@ async def test_a_worker_declares_what_no_other_has(api: Api) -> None:
     for types in ({"own": {"queue": "s"}}, {"own": {"queue": "r", "rate_limit": "9/m"}}):
         assert (await api.refused(403, "POST", "/api/v1/worker/join", {"types": types}, key=other)).code == "type_declared"
     await api.ok("POST", "/api/v1/worker/join", attack, key=await api.key("admin"))
-    types = {item.name: msgspec.json.decode(item.value, type=TypeSettings) for item in await api.engine.items("type")}
-    assert (types["pay"].queue, types["own"].queue) == ("attacker", "r")
+    found = {item.name: msgspec.json.decode(item.value, type=TypeSettings) for item in await api.engine.items("type")}
+    assert (found["pay"].queue, found["own"].queue) == ("attacker", "r")
 
 
 async def test_a_type_that_an_app_has_changed_since_is_its_own(api: Api) -> None:
@@ -194,7 +193,7 @@ async def test_a_short_write_is_an_error_and_leaves_nothing(tmp_path: Path, monk
     await noted(path, "a")
     before = path.read_bytes()
     write = os.write
-    monkeypatch.setattr(auditing.os, "write", lambda fd, data: write(fd, data[: len(data) // 2]))
+    monkeypatch.setattr("taskmill.server.audit.os.write", lambda fd, data: write(fd, data[: len(data) // 2]))
     done = []
     with pytest.raises(StoreError, match="cannot be written"):
         async with Audit(path, ManualClock()).deed("b", "it"):

@@ -15,6 +15,7 @@ import pytest
 from taskmill.config import load
 from taskmill.engines import create
 from taskmill.server import connection, incoming, listening
+from taskmill.server.crowd import CROWD
 from taskmill.server.listening import bound
 from taskmill.server.running import run
 from tests.surfaces.bad_bodies import GOOD, task
@@ -63,13 +64,13 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
     return found
 
 
-def served(folder: Path, act: Callable[[Peer], Awaitable[None]]) -> None:
+def served(folder: Path, act: Callable[[Peer], Awaitable[None]], **settings: object) -> None:
     url = upgraded(f"sqlite:///{folder}/store.db")
 
     async def both() -> None:
         stop = asyncio.Event()
         with bound("127.0.0.1", 0) as sock:
-            serving = asyncio.create_task(run(create(url), load({"url": url}, {}).settings, sock, stop, base=folder))
+            serving = asyncio.create_task(run(create(url), load({"url": url, **settings}, {}).settings, sock, stop, base=folder))
             try:
                 await act(Peer(sock.getsockname()[1]))
             finally:
@@ -208,7 +209,7 @@ def test_a_peer_that_does_not_read_its_answer(tmp_path: Path, monkeypatch: pytes
 
 
 def test_too_many_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr("taskmill.server.listening.seats", lambda: 3)
 
     async def act(peer: Peer) -> None:
         async with contextlib.AsyncExitStack() as held:
@@ -216,14 +217,115 @@ def test_too_many_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             for reader, writer in streams:
                 writer.write(request("GET", "/healthz"))
                 assert await reader.readuntil(b"}")
-            found = await peer.said(request("GET", "/healthz"))
+            found = await peer.said(request("GET", TASKS))
             assert found.startswith(b"HTTP/1.1 503 ")
             assert b'"code":"too_many_connections"' in found
+            for path in ("/healthz", "/readyz"):
+                assert (await peer.said(request("GET", path))).startswith(b"HTTP/1.1 200 ")
             for reader, writer in streams:
                 writer.write(request("GET", "/healthz"))
                 assert await reader.readuntil(b"}")
-        while not (found := await peer.ask(request("GET", "/healthz"))).startswith(b"HTTP/1.1 200 "):
+        while not (found := await peer.ask(request("GET", TASKS))).startswith(b"HTTP/1.1 200 "):
             assert found.startswith(b"HTTP/1.1 503 ")
+
+    served(tmp_path, act)
+
+
+def test_silent_connections_keep_no_probe_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they have taken the reserve: the oldest of them makes room."""
+    monkeypatch.setattr("taskmill.server.listening.seats", lambda: 3)
+    monkeypatch.setattr("taskmill.server.crowd.RESERVE", 5)
+    monkeypatch.setattr(connection, "PROBE_PATIENCE", PATIENCE)
+
+    async def act(peer: Peer) -> None:
+        async with contextlib.AsyncExitStack() as held:
+            for _ in range(12):
+                await held.enter_async_context(peer.connect())
+            for _ in range(3):
+                assert (await peer.said(request("GET", "/livez"))).startswith(b"HTTP/1.1 200 ")
+
+    served(tmp_path, act)
+
+
+def test_connections_of_one_address(tmp_path: Path) -> None:
+    async def act(peer: Peer) -> None:
+        async with contextlib.AsyncExitStack() as held:
+            for _ in range(2):
+                reader, writer = await held.enter_async_context(peer.connect())
+                writer.write(request("GET", "/healthz"))
+                assert await reader.readuntil(b"}")
+            assert (await peer.said(request("GET", TASKS))).startswith(b"HTTP/1.1 503 ")
+
+    served(tmp_path, act, connections_per_address=2)
+
+
+def test_a_peer_that_closes_its_side_is_answered(tmp_path: Path) -> None:
+    async def act(peer: Peer) -> None:
+        async with peer.connect() as (reader, writer):
+            writer.write(request("POST", TASKS, task()) * 3)
+            writer.write_eof()
+            assert (await ended(reader)).count(b"HTTP/1.1 202 ") == 3
+        async with peer.connect() as (reader, writer):
+            writer.write(request("POST", TASKS, task())[:-3])
+            writer.write_eof()
+            assert await ended(reader) == b""
+        assert b'"count":3' in await peer.stored()
+
+    served(tmp_path, act)
+
+
+def test_an_upgrade_behind_a_request_waits_for_no_turn(tmp_path: Path) -> None:
+    """Its bytes would stand before the answer of the request that was sent first."""
+    upgrade = request(
+        "GET", "/ws", headers={"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "a" * 22 + "=="}
+    )
+
+    async def act(peer: Peer) -> None:
+        found = await peer.said(request("GET", "/readyz") + upgrade)
+        assert found.startswith(b"HTTP/1.1 200 ")
+        assert b"101" not in found
+        assert found.count(b"HTTP/1.1 ") == 1
+
+    served(tmp_path, act)
+
+
+def test_a_broken_body_takes_no_answer_from_those_before_it(tmp_path: Path) -> None:
+    broken = CHUNKED + b"zz\r\n"
+
+    async def act(peer: Peer) -> None:
+        found = await peer.said(request("GET", "/readyz") * 2 + broken)
+        assert found.count(b"HTTP/1.1 200 ") == 2
+
+    served(tmp_path, act)
+
+
+def test_requests_sent_together_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No line of the log, let alone a traceback, for a caller that does not wait."""
+
+    async def act(peer: Peer) -> None:
+        for _ in range(20):
+            async with peer.connect() as (_, writer):
+                writer.write(request("GET", "/readyz") * 3)
+                await writer.drain()
+                writer.transport.abort()
+        assert (await peer.ask(request("GET", "/healthz"))).startswith(b"HTTP/1.1 200 ")
+
+    served(tmp_path, act)
+    assert not [record for record in caplog.records if record.levelname in {"ERROR", "CRITICAL"}]
+
+
+def test_garbage_behind_answers_that_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "WRITE_PATIENCE", 0.5)
+
+    async def act(peer: Peer) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", peer.port, limit=1)
+        writer.transport.pause_reading()
+        writer.write(request("GET", "/docs") * 60 + b"\x00garbage")
+        async with asyncio.timeout(PATIENCE):
+            while CROWD.seated:  # noqa: ASYNC110 - nothing tells of a connection that has ended
+                await asyncio.sleep(0.05)
+        assert reader is not None
+        writer.transport.abort()
 
     served(tmp_path, act)
 

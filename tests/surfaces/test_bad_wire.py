@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from taskmill.server.connection import MOST_PIPELINED
 from tests.surfaces.bad_bodies import task
 from tests.surfaces.bad_http import TASKS, Answer, Server, problem, read_answer, received, request
 
@@ -145,7 +146,7 @@ def test_garbage_behind_a_request_does_not_take_its_answer(server: Server) -> No
 
 def test_thousands_of_requests_without_reading(server: Server) -> None:
     """They would all be held in memory until the first is answered."""
-    assert server.all(request("GET", "/healthz") * 1_000) == b""
+    assert server.all(request("GET", "/healthz") * 1_000).count(b"HTTP/1.1 200 ") <= MOST_PIPELINED + 1
     server.alive()
 
 

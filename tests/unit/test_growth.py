@@ -120,7 +120,7 @@ def test_packed_body_costs_no_more_than_it_may_grow() -> None:
     """However much it would unpack to, what is made of it stays in proportion to what was sent."""
     for size in (1 << 24, 1 << 27):
         unpacking = Unpacking(pack(b" " * size), 1 << 25)
-        made = []
+        made: list[int] = []
         with pytest.raises(Refused):
             made.extend(iter(unpacking.step, None))
         assert sum(made) <= max(FREE, MOST_GROWTH * len(pack(b" " * size)))

@@ -6,6 +6,9 @@ uvicorn bounds what an application does not read yet; these bounds are about wha
 byte, requests sent on without reading answers. Who exceeds one is told so in problem+json where a place for it is left, and is closed.
 
 Closed at once, with bytes unread, a connection is reset, and the peer may never see why. So what a refused peer still sends is thrown away for a moment.
+
+How many there may be, in all and of one address, is `crowd`'s to say. Beyond that a few are let in for a moment, to ask for the health of this server: probes
+that find no place would have it restarted.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from taskmill.server.crowd import CROWD, Place
 from taskmill.server.problem import CONTENT_TYPE, LONGEST_URL, Refused, problem_of, url_too_long
 from taskmill.server.sockets import ABORT, ANSWER
 
-__all__ = ["MOST_CONNECTIONS", "Connection"]
+__all__ = ["Connection"]
 
 MOST_HEAD = 65_536
 """Bytes in which nothing is understood: a head, the line of a chunk, what follows the last of them. What is over 32 KiB is refused by the app, with words."""
@@ -35,6 +39,8 @@ WRITE_PATIENCE = 60.0
 """Seconds for a caller to read what it was answered."""
 LONGEST_LINE, MOST_LINES = 8_000, 100
 """Of a head that asks for a WebSocket, whose library does not answer what is larger."""
+HALF_CLOSED = 10.0
+"""Seconds to answer a caller that has closed its side; most that do are gone."""
 LINGER = 2.0
 MOST_IGNORED = 8 << 20
 """How long, and how much, a refused peer may still send."""
@@ -43,7 +49,9 @@ MOST_PIECES = 4_096
 """Chunks of fewer bytes than that in one body: a megabyte of single bytes costs seconds to take apart."""
 MOST_PIPELINED = 64
 """Requests that are sent before the first is answered."""
-MOST_CONNECTIONS = 10_000
+PROBE_PATIENCE = 2.0
+"""Seconds for a caller in the reserve to ask for health, and to be answered."""
+HEALTH = frozenset({b"/healthz", b"/livez", b"/readyz", b"/startupz"})
 
 
 class Connection(HttpToolsProtocol):
@@ -62,16 +70,52 @@ class Connection(HttpToolsProtocol):
     _ignored = 0
     _slow: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None
+    """The request that is answered now; others wait in the pipeline."""
+    _half_closed = False
+    """The peer sends nothing more, and may still read."""
+    _place = Place.SEAT
+    _full = False
+    """It is in the reserve, and asks for something else than health."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.config.ssl is not None:  # its handshake is made before the connection is
+            CROWD.arriving.add(self)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._slow = self.loop.call_later(PATIENCE, self._late)
-        if len(self.connections) > MOST_CONNECTIONS:
-            self._refuse(Refused(503, "too_many_connections", "this server has as many connections as it takes", "keep connections open and use them again"))
+        self._place = CROWD.enter(self, self.client[0] if self.client else "")
+        if self._place is Place.RESERVE:
+            self._slow = self.loop.call_later(PROBE_PATIENCE, self.transport.abort)
+        else:
+            self._slow = self.loop.call_later(PATIENCE, self._late)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        CROWD.leave(self)
         self._forget()
+        self._tell_gone()
         super().connection_lost(exc)
+
+    def _tell_gone(self) -> None:
+        """Every request that is not answered yet learns that no answer is read."""
+        for cycle in (self._running, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A peer that has sent whole requests and closes its side is answered. Who waits for an event hears that it is gone, and answers with what there is."""
+        answering = self._running is not None and not self._running.response_complete
+        if not answering or self._partial or self._refused or cast("RequestResponseCycle", self._running).response_started or self.scheme == "https":
+            return False
+        self._half_closed = True
+        running = cast("RequestResponseCycle", self._running)
+        if not running.body:
+            running.disconnected = True
+            running.message_event.set()
+        self._close_in(HALF_CLOSED)
+        return True
 
     # Reading
 
@@ -85,7 +129,7 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError:  # of a URL over 64 KiB too, which httptools does not take apart
-            self._refuse(url_too_long() if len(self.url or b"") > LONGEST_URL else _unreadable())
+            self._refuse(_too_many() if self._full else url_too_long() if len(self.url or b"") > LONGEST_URL else _unreadable())
         except httptools.HttpParserUpgrade:
             self._upgrade()
         else:
@@ -101,13 +145,22 @@ class Connection(HttpToolsProtocol):
             self._slow.cancel()
             self._slow = None
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def _upgrade(self) -> None:
-        if self._should_upgrade():
+        before: RequestResponseCycle | None = self.cycle
+        if self._should_upgrade() and before is not None and not before.response_complete:
+            # Its bytes would come before the answer to the request before it.
+            self._refuse(_unreadable())
+        elif self._should_upgrade():
             self._forget()
             if max([len(self.url), *(len(name) + len(value) for name, value in self.headers)]) > LONGEST_LINE or len(self.headers) > MOST_LINES:
                 self._refuse(_too_large())
             else:
                 self.handle_websocket_upgrade()
+                CROWD.move(self, self.transport.get_protocol())
         else:  # it is answered as if it had not asked; what follows may be in any protocol
             self._refused = True
             self._forget()
@@ -126,6 +179,9 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.get_http_version() not in {"1.0", "1.1"}:
             raise ValueError("another version of HTTP")
+        if self._place is Place.RESERVE and self.url.partition(b"?")[0] not in HEALTH:
+            self._full = True
+            raise ValueError("no seat")
         super().on_headers_complete()
         cast("dict[str, Any]", self.scope)["extensions"][ANSWER] = partial(self._answer, self.cycle)
         self._unread = 0
@@ -152,7 +208,10 @@ class Connection(HttpToolsProtocol):
 
     def _answer(self, cycle: RequestResponseCycle, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
         """A whole answer in one write: through ASGI its head and its body are two, each a call of the system and a packet. False: say it through ASGI."""
-        if cycle.response_started or cycle.disconnected or cycle.waiting_for_100_continue or not cycle.keep_alive or self.flow.write_paused:
+        if self.transport.is_closing():
+            cycle.disconnected = True
+        alive = self._half_closed or (cycle.keep_alive and not cycle.disconnected)
+        if self.transport.is_closing() or not alive or cycle.response_started or cycle.waiting_for_100_continue or self.flow.write_paused:
             return False
         lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
         head = b"".join((STATUS_LINE[status], *lines, b"\r\n"))
@@ -162,6 +221,8 @@ class Connection(HttpToolsProtocol):
         self.transport.write(head + body)
         cycle.message_event.set()
         cycle.on_response()
+        if self._place is Place.RESERVE or (self._half_closed and self._running is cycle):
+            self._close()
         return True
 
     # Waiting
@@ -174,34 +235,52 @@ class Connection(HttpToolsProtocol):
         elif self._unread or cast("object", self.scope) is not None:
             self._refuse(Refused(408, "too_slow", "the request did not come in time", f"send a head within {PATIENCE:.0f} s, and a body without long pauses"))
         else:
-            self.transport.close()
+            self._close()
+
+    def _close(self) -> None:
+        """When all was read that was answered, or else after a while."""
+        self.transport.close()
+        self._close_in(WRITE_PATIENCE)
+
+    def _close_in(self, seconds: float) -> None:
+        if self._stuck is None:
+            self._stuck = self.loop.call_later(seconds, self.transport.abort)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._stuck is None:
-            self._stuck = self.loop.call_later(WRITE_PATIENCE, self.transport.abort)
+        self._close_in(WRITE_PATIENCE)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._stuck is not None:
+        if self._stuck is not None and not self._half_closed and not self._refused and not self.transport.is_closing():
             self._stuck.cancel()
             self._stuck = None
 
     def _forget(self) -> None:
-        for timer in (self._slow, self._stuck):
-            if timer is not None:
-                timer.cancel()
-        self._slow = self._stuck = None
+        self._forget_slow()
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+
+    def _forget_slow(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
 
     # Refusing
 
     def _refuse(self, why: Refused) -> None:
         """The last that this peer hears. Requests before this one are answered first; whose body is broken has no answer to wait for."""
         self._refused = True
-        self._forget()
+        self._forget_slow()
         cycle: RequestResponseCycle | None = self.cycle  # there is none before the first request
-        if cycle is not None and self._in_body and (cycle.response_started or self.pipeline):
-            self.transport.close()
+        if cycle is not None and self._in_body and self.pipeline:
+            self.pipeline.popleft()  # the broken one; those before it are answered, and then the connection is closed
+            cycle = self.cycle = self.pipeline[0][0] if self.pipeline else cast("RequestResponseCycle", self._running)
+            cycle.keep_alive = False
+            self._close_in(WRITE_PATIENCE)
+        elif cycle is not None and self._in_body and cycle.response_started:
+            self._close()
         elif self._in_body or cycle is None or cycle.response_complete:
             if cycle is not None and self._in_body:
                 cycle.disconnected = True  # whoever reads this body waits for nothing, and answers nobody
@@ -210,6 +289,7 @@ class Connection(HttpToolsProtocol):
             self._end()
         else:
             cycle.keep_alive = False
+            self._close_in(WRITE_PATIENCE)
 
     def _end(self) -> None:
         if self.transport.can_write_eof():
@@ -220,6 +300,10 @@ class Connection(HttpToolsProtocol):
         self._ignored += size
         if self._ignored > MOST_IGNORED:
             self.transport.abort()
+
+
+def _too_many() -> Refused:
+    return Refused(503, "too_many_connections", "this server has as many connections as it takes", "keep connections open and use them again")
 
 
 def _unreadable() -> Refused:

@@ -9,6 +9,7 @@ answer leaves in one write where the connection offers that (`sockets.ANSWER`), 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import secrets
 import time
@@ -127,10 +128,8 @@ class Http:
             written = _refusal(error, request_id, name)
         except asyncio.CancelledError:
             raise
-        except Exception:
-            log.exception("request %s failed", request_id)
-            wrong = TaskmillError("something went wrong here", code="internal", hint=f"the log of the server has more under {request_id}")
-            written = _refusal(wrong, request_id, name)
+        except Exception as defect:
+            written = _refusal(_failure(defect, request_id), request_id, name)
         # Told of before it leaves: whoever has been answered finds the request counted.
         self.observed("http", f"{method if route else 'OTHER'} {name}", str(written.status), (time.perf_counter_ns() - began) // 1_000)
         await _write(scope, send, written, request_id, body)
@@ -246,6 +245,14 @@ class Written(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...]
 
 
+def _failure(defect: Exception, request_id: str) -> TaskmillError:
+    """What a caller is told of what should not happen: nothing of it, but where it is written down."""
+    if isinstance(defect, OSError) and defect.errno in (errno.EMFILE, errno.ENFILE):
+        return StoreError("this server has as many files open as it may", code="store_busy", hint="try again in a second; raise its limit of open files")
+    log.error("request %s failed", request_id, exc_info=defect)
+    return TaskmillError("something went wrong here", code="internal", hint=f"the log of the server has more under {request_id}")
+
+
 def _refusal(error: TaskmillError, request_id: str, route: str) -> Written:
     problem = problem_of(error, request_id)
     if problem.status >= 500:
@@ -354,7 +361,8 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
 
 async def _write(scope: Scope, send: Send, written: Written, request_id: str, body: Body | None) -> None:
     status, data, headers = written
-    head = [*headers, *_COMMON, (b"content-length", str(len(data)).encode()), (b"x-request-id", request_id.encode())]
+    length = () if status == 204 else ((b"content-length", str(len(data)).encode()),)
+    head = [*headers, *_COMMON, *length, (b"x-request-id", request_id.encode())]
     if scope["method"] == "HEAD":
         data = b""
     unread = body is not None and not body.whole

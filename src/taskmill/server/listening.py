@@ -18,9 +18,10 @@ from taskmill.clock import SECOND
 from taskmill.config import is_loopback
 from taskmill.errors import TaskmillError
 from taskmill.server.access import list_keys
-from taskmill.server.connection import MOST_CONNECTIONS, Connection
+from taskmill.server.connection import Connection
+from taskmill.server.crowd import CROWD, seats
 from taskmill.server.service import Service
-from taskmill.server.sockets import Socket, allow_connections
+from taskmill.server.sockets import Socket
 from taskmill.server.tls import Tls
 from taskmill.worker.probes import no_port
 
@@ -29,6 +30,8 @@ __all__ = ["bound", "check_exposure", "is_loopback", "serve_http", "shown"]
 log = logging.getLogger("taskmill")
 
 FRAME_LIMIT = 65_536
+HANDSHAKE = 10.0
+"""Seconds for a client to get to know the server, over TLS."""
 
 
 async def check_exposure(service: Service, host: str) -> None:
@@ -77,6 +80,20 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does it with sockets that listen already; but for the handshake of TLS, for which it would wait a minute."""
+        config, loop = self.config, asyncio.get_running_loop()
+
+        def connection() -> asyncio.Protocol:
+            made: asyncio.Protocol = config.http_protocol_class(config=config, server_state=self.server_state, app_state={})  # type: ignore[call-arg]
+            return made
+
+        patience = None if config.ssl is None else HANDSHAKE
+        self.servers = [
+            await loop.create_server(connection, sock=sock, ssl=config.ssl, ssl_handshake_timeout=patience, backlog=config.backlog) for sock in sockets or ()
+        ]
+        self.started = True
+
     async def main_loop(self) -> None:
         """Once a second for the date of answers, and to the end at once: uvicorn itself looks ten times a second whether it is to stop."""
         while not await self.on_tick(0):
@@ -86,9 +103,9 @@ class _Server(uvicorn.Server):
                     self.should_exit = True
 
 
-async def serve_http(app: Any, sock: socket.socket, stop: asyncio.Event, *, grace: int, tls: Tls | None = None) -> None:
+async def serve_http(app: Any, sock: socket.socket, stop: asyncio.Event, *, grace: int, tls: Tls | None = None, of_an_address: int = 0) -> None:
     """Until told to stop; then what is under way has so long to end."""
-    allow_connections(MOST_CONNECTIONS)
+    CROWD.most, CROWD.of_an_address = seats(), of_an_address
     config = uvicorn.Config(
         app, http=Connection, ws=Socket, ws_max_size=FRAME_LIMIT, lifespan="off", access_log=False, log_config=None, log_level="warning",
         server_header=False, proxy_headers=False, timeout_keep_alive=75, timeout_graceful_shutdown=max(1, grace // SECOND),

@@ -62,7 +62,8 @@ async def run(
             began(service)
             draining = asyncio.create_task(_drain(service, stop))
             try:
-                await serve_http(Http(service, ROUTES, observed=service.metrics.request), sock, stop, grace=settings.grace_period, tls=tls)
+                app = Http(service, ROUTES, observed=service.metrics.request)
+                await serve_http(app, sock, stop, grace=settings.grace_period, tls=tls, of_an_address=settings.connections_per_address)
             finally:
                 draining.cancel()
 

@@ -10,8 +10,6 @@ An application finds these under `extensions` of its scope, and does without whe
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import resource
 import socket
 from typing import Any, cast
 
@@ -22,7 +20,9 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
-__all__ = ["ABORT", "ANSWER", "SOCKET", "Socket", "allow_connections"]
+from taskmill.server.crowd import CROWD
+
+__all__ = ["ABORT", "ANSWER", "SOCKET", "Socket"]
 
 SOCKET, ABORT, ANSWER = "taskmill.socket", "taskmill.abort", "taskmill.answer"
 """The names of what an application finds in its scope."""
@@ -34,15 +34,6 @@ SEND_BUFFER = 256 << 10
 """Bytes that the system holds for a client; left alone it takes megabytes, for each of them."""
 GRACE = 3.0
 """Seconds for a client to read why it was refused."""
-
-
-def allow_connections(most: int) -> None:
-    """Every client is an open file, and systems start programs with a bound of 1,024; as many as the system lets us have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = most + 512 if hard == resource.RLIM_INFINITY else min(most + 512, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Socket(WebSocketsSansIOProtocol):
@@ -161,6 +152,7 @@ class Socket(WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(GRACE, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        CROWD.leave(self)
         if self.read_paused:  # a message that nobody took yet must not be looked at on a transport that is gone
             self.read_paused = False
         super().connection_lost(exc)

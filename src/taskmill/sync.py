@@ -195,7 +195,7 @@ class SyncTransaction:
         return self._answer(self.inner.executemany(statement, rows))
 
     def _answer(self, answer: Any) -> Any:
-        return self._await(lambda: answer) if inspect.isawaitable(answer) else answer
+        return self._await(lambda: answer) if inspect.iscoroutine(answer) else answer
 
     def _await(self, make: Callable[[], Awaitable[T]]) -> T:
         """All of it in one context, as in the coroutine that it stands for: what the engine notes there at the beginning it finds at the end."""

@@ -356,3 +356,18 @@ async def test_who_stands_in_a_transaction_knows(engine: Engine, store: Store) -
 async def _after(event: asyncio.Event, do: Callable[[], Awaitable[None]]) -> None:
     await event.wait()
     await do()
+
+
+async def test_one_face_for_statements_of_the_user(engine: Engine) -> None:
+    """Numbered bindings in any order, awaited rows: a handler that is written so runs on every engine that has transactions."""
+    needs(engine, "user_transactions")
+    async with engine.transaction() as tx:
+        await tx.execute("CREATE TABLE goods (number integer, name text)")
+    async with engine.transaction() as tx:
+        await tx.execute("INSERT INTO goods (name, number) VALUES ($2, $1)", (1, "costs $9"))
+        await tx.executemany("INSERT INTO goods (number, name) VALUES ($1, $2)", [(2, "two"), (3, "three")])
+        rows = await tx.execute("SELECT number, name FROM goods WHERE number < $1 OR name = '$1' OR number = $1 ORDER BY number", [2])
+        assert [tuple(row) for row in rows] == [(1, "costs $9"), (2, "two")]
+        assert await tx.execute("DELETE FROM goods WHERE name = $1", ["two"]) == []
+    async with engine.transaction() as tx:
+        assert [row[0] for row in await tx.execute("SELECT number FROM goods ORDER BY number DESC")] == [3, 1]

@@ -62,7 +62,7 @@ def list_(url: str | None, as_json: bool) -> None:
 @click.option("--queue", type=NAME, help="The queue of its tasks.  [default: that of the type]")
 @click.option("--priority", type=PRIORITY, help="The priority of its tasks.  [default: that of the type]")
 @click.option("--timeout", type=DURATION, metavar="DURATION", help="How long an attempt may take.  [default: that of the type]")
-@click.option("--expires", type=DURATION, metavar="DURATION", help="The deadline of its tasks, this long after their time: one that does not run then is cancelled.")
+@click.option("--expires", type=DURATION, metavar="DURATION", help="The deadline of its tasks, this long after their time; one that waits then is cancelled.")
 @click.option("--tenant", default="", help="The tenant of its tasks.")
 @click.option("--tag", "tags", type=TAG, multiple=True, metavar="NAME=VALUE", help="A tag of its tasks.")
 @click.option("--new", is_flag=True, help="Refuse to change one that exists.")

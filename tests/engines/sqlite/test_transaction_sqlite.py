@@ -45,7 +45,7 @@ def turn_is_free(engine: SQLiteEngine) -> bool:
     return True
 
 
-@pytest.mark.parametrize("statement", ["COMMIT", "END", "ROLLBACK"])
+@pytest.mark.parametrize("statement", ["COMMIT", "END", "ROLLBACK", "SELECT 1; COMMIT"])
 async def test_an_end_by_the_users_own_statement(engine: SQLiteEngine, statement: str) -> None:
     """It is told, and the store takes everything that follows, whether or not the statement was let through."""
     task = new()
@@ -53,7 +53,7 @@ async def test_an_end_by_the_users_own_statement(engine: SQLiteEngine, statement
     async def end_it() -> None:
         async with engine.transaction() as tx:
             await engine.submit([task], tx=tx)
-            tx.execute(statement)
+            list(tx.execute(statement))
 
     with pytest.raises(Conflict) as refused:
         await end_it()

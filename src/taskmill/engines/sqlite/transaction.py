@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import apsw
@@ -30,16 +31,18 @@ class Tx:
         self.synced = False
         """Something in it asked that its commit waits for the disk, in a store that does not."""
 
-    def execute(self, statement: str, bindings: Any = None) -> Any:
-        with self._inside():
-            return self.session.db.execute(statement, bindings)
+    def execute(self, statement: str, bindings: Any = None) -> Rows:
+        """A statement of the user's own, with `$1`, `$2`, … as on PostgreSQL, or SQLite's own `?` and `:name`."""
+        with self.inside():
+            return Rows(self, self.session.db.execute(statement, _numbered(statement, bindings)))
 
-    def executemany(self, statement: str, rows: Iterable[Any]) -> Any:
-        with self._inside():
-            return self.session.db.executemany(statement, rows)
+    def executemany(self, statement: str, rows: Iterable[Any]) -> Rows:
+        """The same statement for each of these rows of bindings."""
+        with self.inside():
+            return Rows(self, self.session.db.executemany(statement, (_numbered(statement, row) for row in rows)))
 
     @contextlib.contextmanager
-    def _inside(self) -> Iterator[None]:
+    def inside(self) -> Iterator[None]:
         """A user's statement may do everything but end the transaction: what the engine owes to its end would be lost."""
         if not self.open:
             raise _ended()
@@ -64,6 +67,44 @@ class Tx:
         self.abandoned = True
         self.session.rollback()
         self.session.close()
+
+
+class Rows:
+    """What a statement answers: rows to go through at once, or awaited as a list, so that one handler runs here and on PostgreSQL."""
+
+    def __init__(self, tx: Tx, cursor: Any) -> None:
+        self._tx = tx
+        self._cursor = cursor
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with self._tx.inside():
+            return next(self._cursor)
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        return self._all().__await__()
+
+    async def _all(self) -> list[Any]:
+        return list(self)
+
+    def fetchone(self) -> Any:
+        return next(self, None)
+
+    def fetchall(self) -> list[Any]:
+        return list(self)
+
+
+_NO_CODE = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/""", re.DOTALL)
+_NUMBERED = re.compile(r"\$\d")
+
+
+def _numbered(statement: str, bindings: Any) -> Any:
+    """Bindings by number where the statement has `$1`: SQLite itself takes that for a name, and would give it the binding of its first place."""
+    if not isinstance(bindings, (list, tuple)) or "$" not in statement or not _NUMBERED.search(_NO_CODE.sub("", statement)):
+        return bindings
+    return {str(number): value for number, value in enumerate(bindings, 1)}
 
 
 def _no_end(operation: int, *_: str | None) -> int:

@@ -233,7 +233,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
         int, Setting("integer", "Connections that one address may have (of IPv6, one /64); 0: a quarter of all, on this machine all", minimum=0, maximum=10_000)
     ] = 0
     grpc_reflection: Annotated[bool, Setting("boolean", "Whether gRPC tells callers without a key which services there are")] = True
-    server: Annotated[str, Setting("text", "The URL of the API that a client calls")] = "http://127.0.0.1:8080"
+    server: Annotated[str, Setting("text", "The URL of the API that a client calls; several of one store are separated by commas")] = "http://127.0.0.1:8080"
     tls_cert: Annotated[str | None, Setting("text", "The server's certificate, a PEM file; with `tls_key`, REST and gRPC are served over TLS")] = None
     tls_key: Annotated[str | None, Setting("text", "The key of `tls_cert`, a PEM file without a password")] = None
     tls_client_ca: Annotated[

@@ -10,12 +10,13 @@ for an App, which asks its store, and for a Client, which asks a server.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from taskmill import codec
 from taskmill.clock import DurationLike, duration, format_duration
 from taskmill.engine import Submitted, Target
-from taskmill.errors import Expired, ResultExpired, ResultTimeout, TaskCancelled, TaskFailed
+from taskmill.errors import Conflict, Expired, ResultExpired, ResultTimeout, TaskCancelled, TaskFailed
 from taskmill.task import Progress, State, Task
 
 if TYPE_CHECKING:
@@ -23,9 +24,23 @@ if TYPE_CHECKING:
     from taskmill.submitting import Submitter
     from taskmill.sync import SyncHandle
 
-__all__ = ["Handle"]
+__all__ = ["Cancelled", "Handle"]
 
 R = TypeVar("R")
+
+
+class Cancelled(Enum):
+    """What a cancel came to. It is false only where the task had ended already."""
+
+    DONE = "done"
+    """The task is cancelled."""
+    REQUESTED = "requested"
+    """The task runs, and its worker is told to stop. It may still complete."""
+    ENDED = "ended"
+    """The task had ended otherwise."""
+
+    def __bool__(self) -> bool:
+        return self is not Cancelled.ENDED
 
 
 class Handle(Generic[R]):
@@ -81,15 +96,20 @@ class Handle(Generic[R]):
         micros = None if timeout is None else duration(timeout, field="timeout")
         return self._app.at_home("handle.result()", lambda: self._result(micros))
 
-    def cancel(self) -> Coroutine[Any, Any, bool]:
-        """Cancel it, or ask its worker to. False when it had ended otherwise."""
+    def cancel(self) -> Coroutine[Any, Any, Cancelled]:
+        """Cancel it, or ask its worker to. The answer tells which, and is false when it had ended otherwise."""
         return self._app.at_home("handle.cancel()", self._cancel)
 
     # On the loop that the store was opened in
 
     async def _status(self) -> State:
+        """A task that is accepted and not yet here will come: it is pending."""
         try:
             return (await self._task()).state
+        except Conflict as error:
+            if error.code != "reserved":
+                raise
+            return State.PENDING
         except Expired as gone:
             state = getattr(gone, "state", None)
             if state is None:
@@ -107,11 +127,11 @@ class Handle(Generic[R]):
         verbs: Verbs = self._app.operations
         return (await verbs.wait([self.id], timeout)).get(self.id)
 
-    async def _cancel(self) -> bool:
+    async def _cancel(self) -> Cancelled:
         tally = await self._app.operations.cancel([Target(self.id)])
         if tally.refused.get("not_found"):
             await self._task()
-        return bool(tally.done or tally.requested)
+        return Cancelled.REQUESTED if tally.requested else Cancelled.DONE if tally.done else Cancelled.ENDED
 
     async def _result(self, timeout: int | None) -> R:
         state = await self._wait(timeout)

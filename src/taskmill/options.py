@@ -95,6 +95,11 @@ class SubmitOptions(TypedDict, total=False):
     """The tasks that this one waits for; its handler sees what they returned as `ctx.results`."""
     on_failure: Literal["cancel", "ignore", "hold"] | OnFailure | None
     """What it means when one of those does not complete."""
+    parent: str | Edge | Handle[Any] | SyncHandle[Any] | None
+    """The task that waits for this one. It was submitted with `sealed=True`, and `unseal` has not broken its seal yet. An `Edge` says what a failure of this
+    task means to it."""
+    sealed: bool | None
+    """It waits until its seal is broken and every task that names it as its parent has ended: for more than 10,000 tasks to wait for."""
     limits: str | Iterable[str] | None
     on_limit: Literal["delay", "reject"] | OnLimit | None
     fair_key: str | None
@@ -235,6 +240,19 @@ def _texts(value: object, field: str) -> dict[str, str]:
     return {_text(name, field): _text(text, f"{field}.{name}") for name, text in value.items()}
 
 
+def _parent(value: Any, field: str) -> Edge:
+    if isinstance(value, Edge):
+        check_id(value.task, field)
+        return value
+    return Edge(check_id(value if isinstance(value, str) else getattr(value, "id", value), field))
+
+
+def _flag(value: object, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{value!r:.80} is neither true nor false", field=field, hint="true or false")
+    return value
+
+
 def _text(value: object, field: str) -> str:
     if not isinstance(value, str):
         raise InvalidInput(f"{value!r:.80} is no text", field=field, hint="write it as a text")
@@ -278,4 +296,6 @@ _READERS: Mapping[str, Any] = {
     "fair_key": _text,
     "order_key": _text,
     "id": check_id,
+    "parent": _parent,
+    "sealed": _flag,
 }

@@ -29,6 +29,7 @@ __all__ = [
     "Words",
     "check_condition",
     "check_confirmed",
+    "check_values",
     "cursor_of",
     "filter_of",
     "ids_of",
@@ -101,11 +102,12 @@ def filter_of(
 
 def _values(given: Values, field: str) -> Sequence[str]:
     values = () if given is None else (given,) if isinstance(given, str) else tuple(given)
-    _bound(values, field)
+    check_values(values, field)
     return values
 
 
-def _bound(values: Sized, field: str) -> None:
+def check_values(values: Sized, field: str) -> None:
+    """At most so many values of one condition."""
     if len(values) > MOST_VALUES:
         raise InvalidInput(f"{len(values)} are too many", code="too_many", field=field, hint=f"at most {MOST_VALUES} values of one condition")
 
@@ -121,7 +123,7 @@ def state_of(text: str, field: str = WORDS.state) -> State:
 
 def _tags(given: Mapping[str, str] | Iterable[str | tuple[str, str]], field: str) -> Mapping[str, str]:
     pairs = list(given.items()) if isinstance(given, Mapping) else [tag_of(each, field) if isinstance(each, str) else each for each in given]
-    _bound(pairs, field)
+    check_values(pairs, field)
     found: dict[str, str] = {}
     for name, value in pairs:
         if found.setdefault(check_name(name, field), check_key(value, field)) != value:
@@ -148,12 +150,11 @@ def check_condition(name: str, known: Iterable[str]) -> None:
 
 def ids_of(ids: Iterable[str], field: str = WORDS.ids) -> tuple[str, ...]:
     """The tasks named, each once."""
-    found = tuple(dict.fromkeys(check_id(id, field) for id in ids))
-    if not found:
-        raise InvalidInput("it names no task", code="batch_empty", field=field, hint=f"1 to {MOST_TASKS:,} ids")
-    if len(found) > MOST_TASKS:
-        raise InvalidInput(f"{len(found)} ids are too many", code="batch_too_large", field=field, hint=f"1 to {MOST_TASKS:,} ids")
-    return found
+    found = tuple(ids)
+    if not 1 <= len(found) <= MOST_TASKS:
+        code = "batch_too_large" if found else "batch_empty"
+        raise InvalidInput(f"{len(found)} ids in one request", code=code, field=field, hint=f"1 to {MOST_TASKS:,}")
+    return tuple(dict.fromkeys(check_id(id, field) for id in found))
 
 
 # Changing many

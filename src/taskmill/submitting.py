@@ -15,7 +15,7 @@ from taskmill.handle import Handle
 from taskmill.home import Home, Verbs
 from taskmill.options import SubmitOptions, submit_fields
 from taskmill.sync import SyncSubmitter, check_loop
-from taskmill.task import check_name
+from taskmill.task import check_id, check_name
 from taskmill.tasks import Call, TaskType
 
 __all__ = ["Submitter"]
@@ -49,6 +49,11 @@ class Submitter(Home[V]):
         """Submit any number, one round trip per batch; the handles in the order of the calls."""
         check_loop(f"{self.word}.submit_many()")
         return self.submit_calls(calls)
+
+    def unseal(self, *tasks: str | Handle[Any]) -> Coroutine[Any, Any, None]:
+        """Break the seals of tasks that were submitted with `sealed=True`: all that name them as their parent have been submitted."""
+        ids = [check_id(task if isinstance(task, str) else task.id, "tasks") for task in tasks]
+        return self.at_home(f"{self.word}.unseal()", lambda: self.operations.unseal(ids))
 
     def handle(self, id: str) -> Handle[Any]:
         """The handle of a task whose id is known."""

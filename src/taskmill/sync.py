@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from taskmill.app import App
     from taskmill.context import Context
     from taskmill.engine import Transaction
-    from taskmill.handle import Handle
+    from taskmill.handle import Cancelled, Handle
     from taskmill.submitting import Submitter
     from taskmill.tasks import Call, TaskType
 
@@ -240,7 +240,7 @@ class SyncHandle(Generic[R]):
     def result(self, timeout: DurationLike | None = None) -> R:
         return self._app.block("handle.sync.result()", lambda: self._handle.result(timeout))
 
-    def cancel(self) -> bool:
+    def cancel(self) -> Cancelled:
         return self._app.block("handle.sync.cancel()", self._handle.cancel)
 
 
@@ -286,6 +286,9 @@ class SyncSubmitter:
     def submit(self, task: str, payload: object = None, /, **options: Any) -> SyncHandle[Any]: ...
     def submit(self, task: Call[Any] | TaskType[..., Any, Any] | str, payload: object = None, /, **options: Any) -> SyncHandle[Any]:
         return _submitted(self._app, self._verb("submit"), self._app.call_with(task, payload, options), self._app.block)
+
+    def unseal(self, *tasks: str | Handle[Any] | SyncHandle[Any]) -> None:
+        self._app.block(self._verb("unseal"), lambda: self._app.unseal(*(task if isinstance(task, str) else task.id for task in tasks)))
 
     def submit_many(self, calls: Iterable[Call[R]]) -> list[SyncHandle[R]]:
         verb = self._verb("submit_many")

@@ -490,7 +490,11 @@ def check_limit(name: str) -> tuple[str, str]:
 
 def _check_edges(new: NewTask) -> None:
     if len(new.edges) > MOST_EDGES:
-        raise InvalidInput(f"{len(new.edges)} edges are too many", field="edges", hint=f"at most {MOST_EDGES}; submit the others with parent= under a seal")
+        raise InvalidInput(
+            f"{len(new.edges)} edges are too many",
+            field="edges",
+            hint=f"at most {MOST_EDGES}; submit it with sealed=True, the others with parent= its id, then unseal it",
+        )
     for edge in new.edges:
         check_id(edge.task, "edges")
         if edge.task == new.id:

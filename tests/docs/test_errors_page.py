@@ -15,12 +15,15 @@ from tests.docs.test_docs import GUIDES, code_words, table
 
 SOURCE = Path(errors.__file__).parent
 SERVER = sorted({*(SOURCE / "server").glob("*.py"), *(SOURCE / "server" / "rest").glob("*.py")})
-BELOW = [SOURCE / f"{name}.py" for name in ("codec", "task", "clock", "options", "retry", "schedule", "cron")] + sorted((SOURCE / "operations").glob("*.py"))
+BELOW = [SOURCE / f"{name}.py" for name in ("codec", "task", "clock", "options", "requests", "retry", "schedule", "cron")] + sorted(
+    (SOURCE / "operations").glob("*.py")
+)
 NOT_ANSWERS = {"no_keys", "supervisor_silent", "invalid_certificate", "unreadable_file", "unknown_option"}
 """Told to whoever starts a server, or writes Python."""
 EVENTS = {"hub.py", "live.py", "wanted.py"}
 """docs/api/events.md has theirs."""
 MADE = {
+    "batch_empty": 422,
     "terminal": 409, "not_terminal": 409, "unique_held": 409, "edges_falling": 409, "undelivered": 409, "conflict": 409, "not_found": 404, "expired": 410,
     "rate_limited": 429, "unauthenticated": 401, "forbidden": 403, "invalid_input": 422, "stale_lease": 409, "stale_version": 409, "precondition_failed": 412,
     "unknown_edge": 422, "unknown_worker": 404, "unknown_queue": 404, "unknown_schedule": 404,

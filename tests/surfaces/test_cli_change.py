@@ -90,8 +90,8 @@ def test_neither_ids_nor_a_filter_is_no_wish(cli: Cli, verb: tuple[str, ...]) ->
     prepared(cli, verb)
     before = states(cli)
     assert "nothing says which tasks" in cli.refused(2, *verb, "--yes")
-    assert "both given" in cli.refused(2, *verb, UNKNOWN, "--type", "mail", "--yes")
-    assert "both given" in cli.refused(2, *verb, UNKNOWN, "--all", "--yes")
+    assert "both ids and a filter are given" in cli.refused(2, *verb, UNKNOWN, "--type", "mail", "--yes")
+    assert "both ids and a filter are given" in cli.refused(2, *verb, UNKNOWN, "--all", "--yes")
     assert "both given" in cli.refused(2, *verb, "--all", "--type", "mail", "--yes")
     assert states(cli) == before
     assert cli.ok(*verb, "--all", "--yes").out == f"4 tasks {VERBS[verb]}\n"

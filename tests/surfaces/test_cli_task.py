@@ -65,7 +65,7 @@ def test_each_filter_narrows(cli: Cli) -> None:
     ("arguments", "code", "said"),
     [
         (["--state", "ded"], 2, "did you mean dead?"),
-        (["--state", "high "], 2, "is not one of"),
+        (["--state", "high "], 2, "is no state"),
         (["--type", "A b"], 2, "--type: 'A b' is not a name"),
         (["--type", "mial"], 1, "did you mean 'mail'?"),
         (["--queue", "defualt"], 1, "did you mean 'default'?"),

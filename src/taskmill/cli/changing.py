@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import click
 
-from taskmill.cli.filters import is_everything
+from taskmill.cli.filters import WORDS, is_everything
 from taskmill.cli.output import note, print_json, progress
 from taskmill.cli.store import Place, run
 from taskmill.engine import Filter, Target
 from taskmill.operations import Operations, Tally
-from taskmill.task import check_id
+from taskmill.requests import which_of
 
 __all__ = ["Change", "agreed", "change", "chosen", "many"]
 
@@ -45,15 +45,13 @@ class Change(NamedTuple):
 def chosen(ids: Sequence[str], which: Filter, everything: bool) -> list[Target] | Filter:
     """The tasks that are meant; refused unless exactly one of ids, filter and --all says which."""
     narrow = not is_everything(which)
-    if ids and (narrow or everything):
-        raise click.UsageError("ids and a filter are both given (name the tasks by one of them)")
     if everything and narrow:
         raise click.UsageError("--all and a filter are both given (keep one)")
-    if ids:
-        return [Target(check_id(id, "ID")) for id in dict.fromkeys(ids)]
-    if not narrow and not everything:
+    if not (ids or narrow or everything):
         raise click.UsageError("nothing says which tasks (give ids or a filter such as --type or --queue; --all means every one)")
-    return which
+    # Whether it is confirmed, `agreed` asks when it is known how many match.
+    wanted = which_of(ids or None, which if narrow or everything else None, confirm=True, dry_run=False, words=WORDS)
+    return wanted if isinstance(wanted, Filter) else [Target(id) for id in wanted]
 
 
 def change(where: Place, what: Change, wanted: Sequence[Target] | Filter, *, yes: bool, dry_run: bool, as_json: bool) -> int:

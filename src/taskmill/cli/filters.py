@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from taskmill import requests
 from taskmill.cli.options import OneOf
 from taskmill.clock import SystemClock, duration, instant
 from taskmill.engine import EVERYTHING, Filter
 from taskmill.errors import InvalidInput
-from taskmill.task import Priority, State, check_key, check_name
+from taskmill.requests import Words
+from taskmill.task import Priority, State, check_name
 
 __all__ = ["DURATION", "INSTANT", "NAME", "PRIORITIES", "PRIORITY", "TAG", "WEIGHT", "filters", "is_everything"]
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+WORDS = Words(*(f"--{word}" for word in Words._fields))._replace(ids="ID", confirm="--yes")
 
 
 def _shown(param: click.Parameter | None) -> str:
@@ -63,13 +67,6 @@ def _moment(text: str, field: str) -> int:
         raise InvalidInput(error.message, code=error.code, field=field, hint=hint) from None
 
 
-def _tag(text: str, field: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise InvalidInput(f"{text[:80]!r} is not a tag", code="invalid_tag", field=field, hint="write it as name=value")
-    return check_name(name, field), check_key(value, f"{field} {name}")
-
-
 def _weight(text: str, field: str) -> tuple[str, int]:
     share, equals, turns = text.rpartition("=")
     if not equals or not turns.isdecimal() or not turns.isascii() or len(turns) > 4:
@@ -90,12 +87,13 @@ DURATION = _Read("duration", _duration)
 INSTANT = _Read("time", _instant)
 MOMENT = _Read("time", _moment)
 NAME = _Read("name", check_name)
-TAG = _Read("name=value", _tag)
+TAG = _Read("name=value", requests.tag_of)
+STATE = _Read("state", requests.state_of)
 WEIGHT = _Read("share=n", _weight)
 PRIORITIES = _Read("c,h,n,l", _priorities)
 PRIORITY = OneOf(*(priority.name.lower() for priority in sorted(Priority, reverse=True)))
 
-_STATE = click.option("--state", "states", type=OneOf(*(state.value for state in State)), multiple=True, help="In this state; more than one may be named.")
+_STATE = click.option("--state", "states", type=STATE, multiple=True, metavar="[" + "|".join(State) + "]", help="In this state; more than one may be named.")
 _OTHERS = (
     click.option("--type", "types", type=NAME, multiple=True, help="Of this type; more than one may be named."),
     click.option("--queue", "queues", type=NAME, multiple=True, help="In this queue; more than one may be named."),
@@ -124,27 +122,16 @@ def filters(*, states: bool = True) -> Callable[[Decorated], Decorated]:
 
 def _taken(given: dict[str, Any]) -> Filter:
     """The filter of a command's options, which are taken out of what it was given."""
-    since, until = given.pop("since"), given.pop("until")
-    if since is not None and until is not None and since >= until:
-        raise InvalidInput("no time lies between --since and --until", field="--until", hint="--until is later than --since")
-    tenant = given.pop("tenant")
-    return Filter(
-        states=frozenset(State(state) for state in given.pop("states", ())),
-        types=frozenset(given.pop("types")),
-        queues=frozenset(given.pop("queues")),
-        tenant=check_key(tenant, "--tenant", length=128) if tenant else tenant,
-        tags=_each_once(given.pop("tags")),
-        created_from=since,
-        created_to=until,
+    return requests.filter_of(
+        state=given.pop("states", ()),
+        type=given.pop("types"),
+        queue=given.pop("queues"),
+        tenant=given.pop("tenant"),
+        tags=given.pop("tags"),
+        since=given.pop("since"),
+        until=given.pop("until"),
+        words=WORDS,
     )
-
-
-def _each_once(tags: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in tags:
-        if found.setdefault(name, value) != value:
-            raise InvalidInput(f"the tag {name} is given two values", field="--tag", hint="a task has one value for each tag")
-    return found
 
 
 def is_everything(which: Filter) -> bool:

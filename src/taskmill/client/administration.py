@@ -19,7 +19,7 @@ from taskmill.client.records import limit_of, limit_text, queue_of, schedule_of,
 from taskmill.clock import SystemClock
 from taskmill.engine import Durability, Finding, Status, Submitted, Term, WorkerInfo
 from taskmill.errors import Conflict, InvalidInput, NotFound, StaleVersion
-from taskmill.operations import ROLES, Limit, LimitInfo, QueueInfo, ScheduleInfo, Tally, TypeInfo
+from taskmill.operations import ROLES, Limit, LimitInfo, QueueInfo, QueueSettings, ScheduleInfo, Tally, TypeInfo
 from taskmill.schedule import Schedule
 from taskmill.task import check_id, check_name, new_id
 
@@ -91,6 +91,22 @@ class Administration:
         body = {"dry_run": True} if dry_run else {"confirm": True}
         tally: Tally = await self._ask("POST", f"{_one('queues', name)}:purge", Tally, body)
         return tally
+
+    async def put_queue_settings(self, name: str, settings: QueueSettings, *, version: int | None = None) -> QueueInfo:
+        """How the queue shares itself out from now on: weights of shares and priorities, what shares are, partitions. `version`: the one seen, 0: none."""
+        try:
+            return queue_of(await self._ask("PUT", f"{_one('queues', name)}/settings", Fields, settings, seen=_seen(version, True)))
+        except StaleVersion as stale:
+            info = await self.queue(name)
+            if info.version and info.settings == settings:
+                return info
+            raise stale from None
+
+    async def drop_queue_settings(self, name: str, *, version: int | None = None) -> bool:
+        """The defaults hold again. Whether any were put."""
+        before = await self.queue(name)
+        await self._ask("DELETE", f"{_one('queues', name)}/settings", None, seen=_seen_to_delete(version))
+        return before.version > 0
 
     async def types(self) -> tuple[TypeInfo, ...]:
         """Every type that a worker has registered or an operator has put."""

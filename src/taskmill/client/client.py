@@ -20,11 +20,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from typing import Any, NoReturn, TypedDict, TypeVar, Unpack
 from urllib.parse import urlsplit
 
-from taskmill import codec, config, tracing
+from taskmill import codec, config, requests, tracing
 from taskmill.client.http import Http
 from taskmill.client.operations import RemoteOperations, Sent
 from taskmill.client.records import shown, task_body
-from taskmill.clock import MILLISECOND, DurationLike, duration, instant
+from taskmill.clock import MILLISECOND, DurationLike, duration
 from taskmill.config import Loaded, Secret, Settings, is_loopback
 from taskmill.declared import own_fields, settings_of
 from taskmill.engine import Filter, Submitted, Target
@@ -32,15 +32,18 @@ from taskmill.errors import InvalidInput, InvalidSettings
 from taskmill.handle import Handle
 from taskmill.operations import Tally, submitted
 from taskmill.options import InstantLike
+from taskmill.requests import Words, check_condition
 from taskmill.submitting import Submitter
 from taskmill.sync import SyncSubmitter, check_blocking
-from taskmill.task import Attempt, State, Task, TypeSettings, check_name, check_range, new_id
+from taskmill.task import Attempt, State, Task, TypeSettings, check_range, new_id
 from taskmill.tasks import Call, Tasks, TaskType
 
 __all__ = ["Client", "SyncClient", "Which"]
 
 R = TypeVar("R")
 log = logging.getLogger("taskmill")
+
+WORDS = Words(tag="tags")
 
 
 class Which(TypedDict, total=False):
@@ -62,11 +65,19 @@ class Client(Submitter[RemoteOperations]):
     word = "client"
 
     def __init__(
-        self, url: str | None = None, key: str | Secret | None = None, *, timeout: DurationLike = "30s", retries: int = 20, tls: ssl.SSLContext | None = None
+        self,
+        url: str | Sequence[str] | None = None,
+        key: str | Secret | None = None,
+        *,
+        timeout: DurationLike = "30s",
+        retries: int = 20,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`timeout`: how long one verb may take, all its repeats together, beside what it waits for a task; `retries`: at most so many repeats of a request;
-        `tls`: for a server with a certificate of your own, or that wants one of yours."""
-        self._arguments: dict[str, object] = {"server": url, "api_key": Secret(key) if isinstance(key, str) else key}
+        """`url`: a server, or several over the same store (a list, or a text with commas); when one cannot be reached, the next is asked. `timeout`: how
+        long one verb may take, all its repeats together, beside what it waits for a task; `retries`: at most so many repeats of a request; `tls`: for a
+        server with a certificate of your own, or that wants one of yours."""
+        server = url if url is None or isinstance(url, str) else ",".join(url)
+        self._arguments: dict[str, object] = {"server": server, "api_key": Secret(key) if isinstance(key, str) else key}
         self._timeout = duration(timeout, field="timeout", minimum=MILLISECOND)
         self._retries = check_range(retries, "retries", 0, 1_000)
         self._tls = tls
@@ -104,12 +115,12 @@ class Client(Submitter[RemoteOperations]):
     # Opening and closing
 
     async def _connect(self) -> None:
-        base, key = _base(self.settings.server), _key(self.settings.api_key)
-        host = urlsplit(base).hostname or ""
-        if key is not None and base.startswith("http:") and not is_loopback(host) and not self._warned:
+        bases, key = [_base(url.strip()) for url in self.settings.server.split(",")], _key(self.settings.api_key)
+        clear = [base for base in bases if base.startswith("http:") and not is_loopback(urlsplit(base).hostname or "")]
+        if key is not None and clear and not self._warned:
             self._warned = True
-            log.warning("the API key goes to %s in the clear: anybody on the way can read it; use https://", base)
-        self._operations = RemoteOperations(Http(base, key, timeout=self._timeout, retries=self._retries, tls=self._tls))
+            log.warning("the API key goes to %s in the clear: anybody on the way can read it; use https://", clear[0])
+        self._operations = RemoteOperations(Http(bases, key, timeout=self._timeout, retries=self._retries, tls=self._tls))
 
     async def _let_go(self, *, at_home: bool) -> None:
         operations = self._operations
@@ -247,19 +258,25 @@ class Client(Submitter[RemoteOperations]):
 
     # Changing
 
-    def cancel(self, ids: str | Sequence[str] = (), *, dry_run: bool = False, **which: Unpack[Which]) -> Coroutine[Any, Any, Tally]:
-        """Waiting tasks are cancelled, running ones told: those named, or all that match. `dry_run` only counts."""
-        wanted = _targets(ids, which)
+    def cancel(
+        self, ids: str | Sequence[str] | None = None, *, confirm: bool = False, dry_run: bool = False, **which: Unpack[Which]
+    ) -> Coroutine[Any, Any, Tally]:
+        """Waiting tasks are cancelled, running ones told: those named, or all that match, if you `confirm` it. `dry_run` only counts."""
+        wanted = _which(ids, which, confirm=confirm, dry_run=dry_run)
         return self.at_home("client.cancel()", lambda: self.operations.cancel(wanted, dry_run=dry_run))
 
-    def requeue(self, ids: str | Sequence[str] = (), *, from_start: bool = False, dry_run: bool = False, **which: Unpack[Which]) -> Coroutine[Any, Any, Tally]:
+    def requeue(
+        self, ids: str | Sequence[str] | None = None, *, from_start: bool = False, confirm: bool = False, dry_run: bool = False, **which: Unpack[Which]
+    ) -> Coroutine[Any, Any, Tally]:
         """Ended tasks are ready again: those named, or all that match, the dead ones where no state is given."""
-        wanted = _targets(ids, which)
+        wanted = _which(ids, which, confirm=confirm, dry_run=dry_run)
         return self.at_home("client.requeue()", lambda: self.operations.requeue(wanted, from_start=from_start, dry_run=dry_run))
 
-    def delete(self, ids: str | Sequence[str] = (), *, dry_run: bool = False, **which: Unpack[Which]) -> Coroutine[Any, Any, Tally]:
+    def delete(
+        self, ids: str | Sequence[str] | None = None, *, confirm: bool = False, dry_run: bool = False, **which: Unpack[Which]
+    ) -> Coroutine[Any, Any, Tally]:
         """The records of ended tasks are removed: of those named, or of all that match."""
-        wanted = _targets(ids, which)
+        wanted = _which(ids, which, confirm=confirm, dry_run=dry_run)
         return self.at_home("client.delete()", lambda: self.operations.delete(wanted, dry_run=dry_run))
 
     def signal(self, id: str, name: str, data: object = None, *, signal_id: str | None = None) -> Coroutine[Any, Any, int]:
@@ -293,14 +310,16 @@ class SyncClient(SyncSubmitter):
     def count(self, **which: Unpack[Which]) -> int:
         return self._app.block("client.sync.count()", lambda: self._app.count(**which))
 
-    def cancel(self, ids: str | Sequence[str] = (), *, dry_run: bool = False, **which: Unpack[Which]) -> Tally:
-        return self._app.block("client.sync.cancel()", lambda: self._app.cancel(ids, dry_run=dry_run, **which))
+    def cancel(self, ids: str | Sequence[str] | None = None, *, confirm: bool = False, dry_run: bool = False, **which: Unpack[Which]) -> Tally:
+        return self._app.block("client.sync.cancel()", lambda: self._app.cancel(ids, confirm=confirm, dry_run=dry_run, **which))
 
-    def requeue(self, ids: str | Sequence[str] = (), *, from_start: bool = False, dry_run: bool = False, **which: Unpack[Which]) -> Tally:
-        return self._app.block("client.sync.requeue()", lambda: self._app.requeue(ids, from_start=from_start, dry_run=dry_run, **which))
+    def requeue(
+        self, ids: str | Sequence[str] | None = None, *, from_start: bool = False, confirm: bool = False, dry_run: bool = False, **which: Unpack[Which]
+    ) -> Tally:
+        return self._app.block("client.sync.requeue()", lambda: self._app.requeue(ids, from_start=from_start, confirm=confirm, dry_run=dry_run, **which))
 
-    def delete(self, ids: str | Sequence[str] = (), *, dry_run: bool = False, **which: Unpack[Which]) -> Tally:
-        return self._app.block("client.sync.delete()", lambda: self._app.delete(ids, dry_run=dry_run, **which))
+    def delete(self, ids: str | Sequence[str] | None = None, *, confirm: bool = False, dry_run: bool = False, **which: Unpack[Which]) -> Tally:
+        return self._app.block("client.sync.delete()", lambda: self._app.delete(ids, confirm=confirm, dry_run=dry_run, **which))
 
     def signal(self, id: str, name: str, data: object = None, *, signal_id: str | None = None) -> int:
         return self._app.block("client.sync.signal()", lambda: self._app.signal(id, name, data, signal_id=signal_id))
@@ -320,37 +339,25 @@ def _type_is_unknown(call: Call[Any], answer: Submitted) -> bool:
 def filter_of(which: Which) -> Filter:
     """The filter that options make."""
     for name in which:
-        if name not in Which.__annotations__:
-            raise InvalidInput("there is no such condition", code="unknown_option", field=name[:80], hint=f"there are {', '.join(Which.__annotations__)}")
-    since, until = which.get("since"), which.get("until")
-    return Filter(
-        states=frozenset(_state(text) for text in _texts(which.get("state"))),
-        types=frozenset(check_name(text, "type") for text in _texts(which.get("type"))),
-        queues=frozenset(check_name(text, "queue") for text in _texts(which.get("queue"))),
+        check_condition(name, Which.__annotations__)
+    return requests.filter_of(
+        state=which.get("state"),
+        type=which.get("type"),
+        queue=which.get("queue"),
         tenant=which.get("tenant"),
-        tags=dict(which.get("tags") or {}),
-        created_from=None if since is None else instant(since, field="since"),
-        created_to=None if until is None else instant(until, field="until"),
+        tags=which.get("tags") or {},
+        since=which.get("since"),
+        until=which.get("until"),
+        words=WORDS,
     )
 
 
-def _texts(value: str | Iterable[str] | None) -> Iterable[str]:
-    return () if value is None else (value,) if isinstance(value, str) else value
-
-
-def _state(text: str) -> State:
-    if text not in set(State):
-        raise InvalidInput(f"{text!r:.40} is no state", code="invalid_value", field="state", hint=f"one of {', '.join(State)}")
-    return State(text)
-
-
-def _targets(ids: str | Sequence[str], which: Which) -> Sequence[Target] | Filter:
-    named = [ids] if isinstance(ids, str) else list(ids)
-    if named and which:
-        raise InvalidInput("both ids and conditions are given", field="ids", hint="give one of them")
-    if not named and not which:
-        raise InvalidInput("neither ids nor conditions are given", field="ids", hint='name tasks by id, or say which: state="dead"')
-    return filter_of(which) if which else [Target(id) for id in named]
+def _which(ids: str | Sequence[str] | None, which: Which, *, confirm: bool, dry_run: bool) -> Sequence[Target] | Filter:
+    """The tasks that a change is about: those named, or all that match; `confirm` alone is every task."""
+    named = [ids] if isinstance(ids, str) else ids
+    matching = filter_of(which) if which or (named is None and (confirm or dry_run)) else None
+    found = requests.which_of(named, matching, confirm=confirm, dry_run=dry_run, words=WORDS)
+    return found if isinstance(found, Filter) else [Target(id) for id in found]
 
 
 # The server and the key

@@ -1,4 +1,4 @@
-"""One server over HTTP: a session that is kept, and requests that are repeated where an answer may come yet.
+"""One store over HTTP, through one server or several: a session that is kept, and requests that are repeated where an answer may come yet.
 
 Repeated are requests whose answer got lost and those that are answered 429, 502, 503 or 504; after a pause that grows and is never twice the same, or as long
 as the server asks for; until there is an answer, the repeats are used up or the time is over. What a server refuses is not asked again.
@@ -53,13 +53,15 @@ class Answered(NamedTuple):
 
 
 class Http:
-    """The connections to one server, on one loop."""
+    """The connections to the servers of one store, on one loop."""
 
-    def __init__(self, base: str, key: Secret | None, *, timeout: int, retries: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, bases: Sequence[str], key: Secret | None, *, timeout: int, retries: int, tls: ssl.SSLContext | None = None) -> None:
         import aiohttp
 
         self._library = aiohttp
-        self.base = base
+        self._bases = tuple(bases)
+        self.base = self._bases[0]
+        """The server that is asked now. When it cannot be reached, the next one is."""
         self._timeout = timeout / SECOND
         self._retries = retries
         headers = {"User-Agent": f"taskmill/{__version__}"}
@@ -98,7 +100,7 @@ class Http:
         deadline = loop.time() + patience + (self._timeout if limit is None else min(limit, self._timeout))
         lost = False
         for number in range(self._retries + 1):
-            pause = _pause(number)
+            base, pause = self.base, _pause(number)
             _connected.set(False)
             try:
                 async with asyncio.timeout_at(deadline):
@@ -106,6 +108,8 @@ class Http:
             except (self._library.ClientError, OSError, TimeoutError) as error:
                 lost = lost or _connected.get()
                 failure: TaskmillError = self._away(error, lost=lost)
+                self._move_on(base)
+                pause = pause if number + 1 >= len(self._bases) else 0.0
             else:
                 if status < 300:
                     return Answered(data, number > 0)
@@ -118,6 +122,11 @@ class Http:
                 raise failure
             await asyncio.sleep(pause)
         raise AssertionError("the last try has answered or raised")
+
+    def _move_on(self, base: str) -> None:
+        """To the next server, unless another request has moved on already."""
+        if base == self.base:
+            self.base = self._bases[(self._bases.index(base) + 1) % len(self._bases)]
 
     async def _once(
         self, method: str, path: str, body: bytes | None, query: Sequence[tuple[str, str]], headers: Mapping[str, str], patience: float

@@ -124,6 +124,11 @@ class RemoteOperations(Administration):
         items = msgspec.json.decode(answered.data, type=_Batch).answers
         return [_submitted(sent, item, repeated=answered.repeated) for sent, item in zip(batch, items, strict=True)]
 
+    async def unseal(self, ids: Sequence[str]) -> None:
+        """Break the seals: all that these tasks wait for has been submitted (`parent=`), and they start when it has ended."""
+        for id in ids:
+            await self.http.ask("POST", f"{TASKS}/{check_id(id)}:unseal", b"{}")
+
     # Looking
 
     async def _get(self, path: str, kind: type[Any], query: Sequence[tuple[str, str]] = ()) -> Any:

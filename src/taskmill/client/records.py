@@ -11,7 +11,7 @@ from msgspec import Raw
 from taskmill.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND, duration, format_duration, instant, rfc3339
 from taskmill.engine import Durability, Filter, WorkerInfo
 from taskmill.errors import Forbidden, InvalidInput
-from taskmill.operations import Limit, LimitInfo, QueueInfo, ScheduleInfo, TypeInfo
+from taskmill.operations import Limit, LimitInfo, QueueInfo, QueueSettings, ScheduleInfo, TypeInfo
 from taskmill.retry import Retry
 from taskmill.schedule import Schedule
 from taskmill.task import Attempt, EdgeResult, ErrorInfo, NewTask, OnFailure, OnLimit, Progress, State, Task, TypeSettings, Unique
@@ -113,9 +113,9 @@ def _special(name: str, value: Any) -> dict[str, Any]:
     if name == "tenant" and value:
         hint = "leave it out, and use a key of that tenant"
         raise InvalidInput("the tenant of a task is that of the API key", code="tenant_of_key", field="tenant", hint=hint)
-    if name in {"parent", "sealed"} and value:
-        raise InvalidInput("a server takes no parents and seals", field="parent", hint="name what a task waits for in `after`")
-    return {}
+    if name == "parent" and value is not None:
+        return {"parent": {"task": value.task, "on_failure": value.on_failure.value}}
+    return {"sealed": True} if name == "sealed" and value else {}
 
 
 def query_of(which: Filter) -> list[tuple[str, str]]:
@@ -211,7 +211,8 @@ def _inner(fields: Fields, name: str) -> Fields:
 
 def queue_of(fields: Fields) -> QueueInfo:
     found = _read(fields, QueueInfo)
-    return QueueInfo(**{**found, "counts": {State(name): tasks for name, tasks in found["counts"].items() if tasks}})
+    settings = msgspec.convert(found.get("settings") or {}, QueueSettings)
+    return QueueInfo(**{**found, "counts": {State(name): tasks for name, tasks in found["counts"].items() if tasks}, "settings": settings})
 
 
 def type_of(fields: Fields) -> TypeInfo:

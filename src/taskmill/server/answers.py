@@ -32,6 +32,7 @@ _TEXT: Schema = {"type": "string"}
 _NUMBER: Schema = {"type": "integer", "minimum": 0}
 _FLAG: Schema = {"type": "boolean"}
 _TIME: Schema = {"type": "string", "format": "date-time"}
+_STARTED: Schema = {**_TIME, "description": "When its handler began; of one that never began, when it was claimed."}
 _DURATION: Schema = {"type": "string", "description": 'As people write it: "90s".'}
 _ID: Schema = {"type": "string", "format": "uuid"}
 _PRIORITY: Schema = {"enum": [priority.name.lower() for priority in Priority]}
@@ -50,11 +51,15 @@ def _of_tasks(schema_of: SchemaOf) -> dict[str, Schema]:
     error: Schema = {"type": "object", "description": "Why it was refused.", "required": ["code"], "properties": {"code": _TEXT}}
     return {
         "Submitted": _object(accepted, error=error),
-        "Batch": _object({"accepted": _NUMBER, "refused": _NUMBER, "answers": _list(_object({}, **accepted, error=error))}),
+        "Batch": _object({"accepted": _NUMBER, "refused": _NUMBER, "answers": _list(_ref("BatchAnswer"))}),
+        "BatchAnswer": _object({}, **accepted, error=_ref("Problem")),
         "Task": _record(schema_of, Task, optional=("payload", "result", "headers"), id=_ID, priority=_PRIORITY, retry=_POLICY, result_expired=_RESULT_EXPIRED),
         "Tasks": _object({"tasks": _list(_ref("Task")), "cursor": _or_null(_TEXT)}),
-        "Attempts": _object({"attempts": _list(_record(schema_of, Attempt))}),
-        "Edges": _object({"edges": _list(_record(schema_of, EdgeResult, optional=("result",)))}),
+        "Attempt": _record(schema_of, Attempt, started_at=_STARTED),
+        "Attempts": _object({"attempts": _list(_ref("Attempt"))}),
+        "Edge": _record(schema_of, EdgeResult, optional=("result",), task=_ID),
+        "Edges": _object({"edges": _list(_ref("Edge"))}),
+        "Unsealed": _object({"id": _ID, "sealed": _FLAG}),
         "Number": _object({"count": _NUMBER}),
         "Changed": _object({"id": _ID, "state": {"enum": [*(state.value for state in State), None]}, "version": _or_null(_NUMBER), "requested": _FLAG}),
         "Tally": _extended(_record(schema_of, Tally), dry_run=_FLAG),
@@ -64,22 +69,28 @@ def _of_tasks(schema_of: SchemaOf) -> dict[str, Schema]:
 
 def _of_the_store(schema_of: SchemaOf) -> dict[str, Schema]:
     counts = _object({state.value: _NUMBER for state in State})
+    leading = {"holder": _TEXT, "term": {**_NUMBER, "description": "The number of its term: higher than that of any before."}}
     settings = _record(schema_of, TypeSettings, priority=_PRIORITY, retry=_or_null(_POLICY))
     limit = _record(schema_of, Limit)
     schedule = _record(schema_of, ScheduleInfo, schedule=_or_null(_ref("ScheduleBody")))
     return {
         "Queue": _record(schema_of, QueueInfo, counts=counts),
         "Queues": _object({"queues": _list(_ref("Queue"))}),
-        "Types": _object({"types": _list(_record(schema_of, TypeInfo, settings=settings))}),
+        "TypeSettings": settings,
+        "Type": _record(schema_of, TypeInfo, settings=_ref("TypeSettings")),
+        "Types": _object({"types": _list(_ref("Type"))}),
         "Paused": _object({"name": _TEXT, "paused": _FLAG, "changed": _FLAG}),
-        "Schedules": _object({"schedules": _list(schedule)}),
+        "ScheduleState": schedule,
+        "Schedules": _object({"schedules": _list(_ref("ScheduleState"))}),
         "Schedule": _extended(schedule, next=_list(_TIME)),
         "Worker": _record(schema_of, WorkerInfo),
         "Workers": _object({"workers": _list(_ref("Worker"))}),
         "Told": _object({"id": _TEXT, "command": {"enum": ["pause", "quiet", "stop", None]}}),
         "Limit": _record(schema_of, LimitInfo, limit={"type": "object", "properties": limit["properties"]}),
         "Limits": _object({"limits": _list(_ref("Limit"))}),
-        "Leader": _object({"roles": _object({role: _or_null(_object({"holder": _TEXT, "term": _NUMBER})) for role in ROLES})}),
+        "Leading": _object(leading),
+        "Leader": _object({"roles": _ref("LeaderRoles")}),
+        "LeaderRoles": _object({role: _or_null(_ref("Leading")) for role in ROLES}),
         "Engine": _object({"engine": _TEXT, "version": _TEXT, "durability": _TEXT, "features": schema_of(Features), "findings": _list(schema_of(Finding))}),
         "Scale": _object({"value": _NUMBER}),
     }

@@ -14,12 +14,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
+from msgspec.json import encode
 from msgspec.structs import replace
 
 from taskmill.clock import Clock, rfc3339
 from taskmill.engine import Changed, Durability, Filter, Page, Status, Submitted, Target
 from taskmill.errors import Conflict, Expired, InvalidInput, NotFound, StaleVersion, TaskmillError
-from taskmill.operations import Operations, Tally
+from taskmill.operations import Operations, QueueInfo, QueueSettings, Tally
 from taskmill.server.access import Caller, Forbidden, Key, Keys, Scope, create_key, key_details, list_keys, new_key_id, revoke_key
 from taskmill.server.audit import Audit, Detail
 from taskmill.server.quotas import Quotas
@@ -191,11 +192,21 @@ class Desk:
         await self.get(caller, id, Scope.SUBMIT)
         return await self.operations.signal(id, name, data, signal_id=signal_id)
 
+    async def unseal(self, caller: Caller, ids: Sequence[str]) -> None:
+        """Break seals; a task of another tenant is as unknown as one that never was."""
+        caller.need(Scope.SUBMIT)
+        if caller.tenant is not None:
+            for id in ids:
+                await self._find(caller, id)
+        await self.operations.unseal(ids)
+
     # Changing
 
     async def change(self, caller: Caller, verb: str, id: str, *, version: int | None = None, from_start: bool = False) -> Changed:
         """cancel, requeue or delete one task; refused with why it cannot be."""
-        await self.get(caller, id, Scope.CANCEL)
+        task = await self.get(caller, id, Scope.CANCEL)
+        if verb == "requeue" and version is None and task.state is State.COMPLETED:
+            raise _needs_version(task)
         engine = self.operations.engine
         async with self._deed(caller, f"task.{verb}", id):
             target = [Target(id, version)]
@@ -216,7 +227,8 @@ class Desk:
     ) -> Tally:
         """cancel, requeue or delete all that are named, or all that match; dry: only counted. `only`: those named must be in this state."""
         caller.need(Scope.CANCEL)
-        wanted, refused = (self._within(caller, which), {}) if isinstance(which, Filter) else await self._targets(caller, which, only)
+        again = verb == "requeue"
+        wanted, refused = (self._within(caller, which), {}) if isinstance(which, Filter) else await self._targets(caller, which, only, again=again)
         if dry_run:
             return await self._many(verb, wanted, dry_run=True, from_start=from_start)
         target = "all that match" if isinstance(which, Filter) else f"{len(which)} tasks"
@@ -232,17 +244,20 @@ class Desk:
             case _:
                 return await self.operations.delete(which, dry_run=dry_run)
 
-    async def _targets(self, caller: Caller, ids: Sequence[str], only: State | None) -> tuple[Sequence[Target], Mapping[str, int]]:
-        """Those that the caller can see and that are as they must be, and how many are not, by why."""
+    async def _targets(self, caller: Caller, ids: Sequence[str], only: State | None, *, again: bool) -> tuple[Sequence[Target], Mapping[str, int]]:
+        """Those that the caller can see and that are as they must be, and how many are not, by why. `again`: they are to run again, so a completed one
+        is refused. A repeat of a request whose answer got lost would otherwise run what the first one ran to its end."""
         for id in ids:
             check_id(id, "ids")
-        if caller.tenant is None and only is None:
+        if caller.tenant is None and only is None and not again:
             return [Target(id) for id in ids], {}
         found = await self.operations.engine.get(ids)
         own = [task for task in found if isinstance(task, Task) and caller.tenant in (None, task.tenant)]
         fit = [task for task in own if only in (None, task.state)]
-        refused = {"not_found": len(ids) - len(own), f"not_{only}": len(own) - len(fit)}
-        return [Target(task.id, None if only is None else task.version) for task in fit], {code: number for code, number in refused.items() if number}
+        taken = [task for task in fit if not again or task.state is not State.COMPLETED]
+        refused = {"not_found": len(ids) - len(own), f"not_{only}": len(own) - len(fit), "version_required": len(fit) - len(taken)}
+        seen = only is not None or again
+        return [Target(task.id, task.version if seen else None) for task in taken], {code: number for code, number in refused.items() if number}
 
     # The whole store: queues, types, schedules, workers, limits, keys
 
@@ -256,6 +271,24 @@ class Desk:
         caller.need(Scope.ADMIN, whole=True)
         async with self._deed(caller, action, target, **details):
             return await act(self.operations)
+
+    async def purge_queue(self, caller: Caller, name: str, *, dry_run: bool) -> Tally:
+        """Throw away every task that waits in a queue; dry: only counted."""
+        if dry_run:
+            caller.need(Scope.ADMIN, whole=True)
+            return await self.operations.purge_queue(name, dry_run=True)
+        return await self.administer(caller, "queue.purge", name, lambda operations: operations.purge_queue(name))
+
+    async def put_queue_settings(self, caller: Caller, name: str, settings: QueueSettings, *, version: int | None) -> QueueInfo:
+        """How a queue shares itself out from now on."""
+
+        def act(operations: Operations) -> Coroutine[Any, Any, QueueInfo]:
+            return operations.put_queue_settings(name, settings, version=version)
+
+        return await self.administer(caller, "queue.settings", name, act, settings=encode(settings).decode())
+
+    async def drop_queue_settings(self, caller: Caller, name: str, *, version: int | None) -> bool:
+        return await self.administer(caller, "queue.defaults", name, lambda operations: operations.drop_queue_settings(name, version=version))
 
     # Keys
 
@@ -316,6 +349,13 @@ def _meant(which: Sequence[str] | Filter) -> dict[str, Detail]:
     found |= {"tenant": which.tenant, "tags": " ".join(f"{name}={value}" for name, value in which.tags.items())}
     found |= {name: None if at is None else rfc3339(at) for name, at in (("since", which.created_from), ("until", which.created_to))}
     return {name: value for name, value in found.items() if value not in ("", None)}
+
+
+def _needs_version(task: Task) -> Conflict:
+    hint = "read it, and requeue it with its version; then a repeat of the request does not run it twice"
+    error = Conflict(f"task {task.id} has completed", code="version_required", field="version", hint=hint, task_id=task.id)
+    error.state = task.state
+    return error
 
 
 def _unknown(id: str) -> NotFound:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from taskmill.requests import LONGEST_CURSOR, MOST_PAGE, MOST_TASKS
 from taskmill.task import State
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Duration",
     "DurationText",
     "Id",
+    "Ids",
     "Instant",
     "Json",
     "Key",
@@ -54,8 +56,9 @@ StateWord = Annotated[str, Meta(extra_json_schema={"enum": [state.value for stat
 Tag = Annotated[
     str, Meta(description="`name=value`; all that are named must be there.", extra_json_schema={"pattern": "^[a-z0-9][a-z0-9_.-]{0,127}=.{1,256}$"})
 ]
-Limit = Annotated[int, Meta(ge=1, le=1_000, description="How many at most.")]
-Cursor = Annotated[str, Meta(max_length=24_000, description="Where the page before ended.")]
+Ids = Annotated[list[Id], Meta(extra_json_schema={"minItems": 1, "maxItems": MOST_TASKS})]
+Limit = Annotated[int, Meta(description="How many at most.", extra_json_schema={"minimum": 1, "maximum": MOST_PAGE})]
+Cursor = Annotated[str, Meta(description="Where the page before ended.", extra_json_schema={"maxLength": LONGEST_CURSOR})]
 Version = Annotated[int, Meta(ge=0, le=1 << 62)]
 Reason = Annotated[str, Meta(description="Why, for those who find it paused.", extra_json_schema={"maxLength": 500})]
 Micros = Annotated[int, Meta(description="Microseconds.", ge=0, le=(1 << 53) - 1)]

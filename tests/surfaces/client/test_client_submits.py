@@ -195,10 +195,13 @@ async def test_changes(client: Client) -> None:
     assert await two.status() is State.CANCELLED
     assert (await client.requeue(one.id)).done == 1
     assert await one.status() is State.PENDING
-    assert (await client.cancel(state="pending")).done == 2
-    assert (await client.delete(queue="q")).done == 3
+    with pytest.raises(InvalidInput, match="all that match") as unconfirmed:
+        await client.cancel(state="pending")
+    assert (unconfirmed.value.code, unconfirmed.value.field) == ("confirm_required", "confirm")
+    assert (await client.cancel(state="pending", confirm=True)).done == 2
+    assert (await client.delete(queue="q", confirm=True)).done == 3
     assert await three.status() is State.CANCELLED
-    with pytest.raises(InvalidInput, match="neither"):
+    with pytest.raises(InvalidInput, match="nothing says which"):
         await client.cancel()
     with pytest.raises(InvalidInput, match="both"):
         await client.cancel(one.id, queue="q")

@@ -54,11 +54,12 @@ class House:
 
 
 class Client:
-    """Both stubs on one channel, with a key or without."""
+    """All stubs on one channel, with a key or without."""
 
     def __init__(self, channel: grpc.aio.Channel, token: str | None = None) -> None:
         self.channel = channel
         self.tasks: stubs.TasksAsyncStub = stubs.TasksStub(channel)
+        self.store: stubs.StoreAsyncStub = stubs.StoreStub(channel)
         self.workers: stubs.WorkersAsyncStub = stubs.WorkersStub(channel)
         self.metadata = None if token is None else (("authorization", f"Bearer {token}"),)
 

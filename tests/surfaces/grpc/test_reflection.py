@@ -44,7 +44,7 @@ async def files(channel: grpc.aio.Channel, pool: descriptor_pool.DescriptorPool,
 
 async def test_a_client_without_stubs_finds_everything(caller: Client) -> None:
     services = (await ask(caller.channel, list_services="")).list_services_response.service
-    expected = {"taskmill.v1.Tasks", "taskmill.v1.Workers", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    expected = {"taskmill.v1.Tasks", "taskmill.v1.Store", "taskmill.v1.Workers", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
     assert {service.name for service in services} == expected
     pool = descriptor_pool.DescriptorPool()
     await files(caller.channel, pool, file_containing_symbol="taskmill.v1.NewTask")

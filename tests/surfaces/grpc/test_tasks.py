@@ -212,11 +212,12 @@ async def test_many_are_counted_and_then_changed(caller: Client) -> None:
     odd = pb.Filter(tags={"n": "1"})
     assert (await caller.tasks.Cancel(pb.CancelRequest(filter=odd, dry_run=True))).matched == 3
     assert (await caller.get(ids[1])).state == pb.STATE_PENDING
-    assert (await caller.tasks.Cancel(pb.CancelRequest(filter=odd))).done == 3
+    await refused(caller.tasks.Cancel(pb.CancelRequest(filter=odd)), Code.INVALID_ARGUMENT, "confirm_required")
+    assert (await caller.tasks.Cancel(pb.CancelRequest(filter=odd, confirm=True))).done == 3
     answer = await caller.tasks.Delete(pb.DeleteRequest(ids=pb.Ids(ids=ids)))
     assert (answer.matched, answer.done, dict(answer.refused)) == (6, 3, {"not_terminal": 3})
-    assert (await caller.tasks.Cancel(pb.CancelRequest(filter=pb.Filter()))).done == 3
-    assert (await caller.tasks.Requeue(pb.RequeueRequest(filter=pb.Filter(states=[pb.STATE_CANCELLED])))).done == 3
+    assert (await caller.tasks.Cancel(pb.CancelRequest(filter=pb.Filter(), confirm=True))).done == 3
+    assert (await caller.tasks.Requeue(pb.RequeueRequest(filter=pb.Filter(states=[pb.STATE_CANCELLED]), confirm=True))).done == 3
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,8 @@ async def test_many_are_counted_and_then_changed(caller: Client) -> None:
         ({"id": "x", "dry_run": True}, "contradiction"),
         ({"filter": pb.Filter(), "version": 3}, "contradiction"),
         ({"ids": pb.Ids()}, "batch_empty"),
-        ({"ids": pb.Ids(ids=[""])}, "id_required"),
+        ({"ids": pb.Ids(ids=[""])}, "invalid_id"),
+        ({"filter": pb.Filter()}, "confirm_required"),
         ({"ids": pb.Ids(ids=["x"])}, "invalid_id"),
         ({"filter": pb.Filter(states=[77])}, "unknown_enum"),  # type: ignore[list-item]
         ({"filter": pb.Filter(queues=["No Name"])}, "invalid_name"),

@@ -7,7 +7,7 @@ Names, ranges and keys are judged where every surface has them judged, by `resol
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -15,11 +15,16 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from taskmill import codec
+from taskmill import codec, requests
 from taskmill.clock import DAY, SECOND
+from taskmill.cron import Misfire, Overlap
 from taskmill.engine import Checkpoint, Durability, Ending, Filter, Outcome
 from taskmill.errors import InvalidInput
+from taskmill.operations import Limit, QueueSettings
+from taskmill.options import choice
+from taskmill.requests import Words
 from taskmill.retry import Retry
+from taskmill.schedule import Schedule, cron_of
 from taskmill.server.grpc.v1 import taskmill_pb2 as pb
 from taskmill.task import (
     DEFAULT_MAX_CRASHES,
@@ -35,7 +40,6 @@ from taskmill.task import (
     TypeSettings,
     Unique,
     check_id,
-    check_key,
     check_name,
     check_range,
 )
@@ -43,23 +47,38 @@ from taskmill.task import (
 __all__ = [
     "LONGEST_DELAY",
     "STATES",
+    "WORDS",
     "durability",
     "duration",
     "filter_of",
     "json",
+    "limit_numbers",
     "needed_id",
     "new_task",
     "outcome",
     "parsed",
+    "queue_settings",
+    "schedule_spec",
     "step",
     "type_settings",
+    "wait_of",
 ]
 
-MOST_NAMES = 1_000
+WORDS = Words(
+    state="filter.states",
+    type="filter.types",
+    queue="filter.queues",
+    tenant="filter.tenant",
+    tag="filter.tags",
+    since="filter.created_from",
+    until="filter.created_to",
+    ids="which",
+)
 LONGEST_DELAY = 366 * DAY
 _BEYOND = 1 << 62
 M = TypeVar("M", bound=Message)
 E = TypeVar("E", bound=Enum)
+W = TypeVar("W", bound=StrEnum)
 
 
 def parsed(kind: type[M], data: bytes) -> M:
@@ -145,6 +164,8 @@ def new_task(message: pb.NewTask, make_id: Callable[[str], str]) -> NewTask:
         fields[name] = value if read is None else read(value, name)
     if "type" not in fields:
         raise InvalidInput("it is missing", code="type_required", field="type", hint="the name of the task's type")
+    if "payload" not in fields:
+        raise InvalidInput("it is required", code="required", field="payload", hint="JSON; null where there is nothing to say")
     if "id" not in fields:
         fields["id"] = make_id(fields.get("queue") or "default")
     return NewTask(**fields)
@@ -178,6 +199,10 @@ def _unique(message: pb.Unique, _: str = "unique") -> Unique:
 
 def _edges(messages: Iterable[pb.Edge], _: str) -> tuple[Edge, ...]:
     return tuple(Edge(check_id(each.task, "after"), _on_failure(each.on_failure)) for each in messages)
+
+
+def _parent(message: pb.Edge, field: str) -> Edge:
+    return Edge(check_id(message.task, field), _on_failure(message.on_failure))
 
 
 def _on_failure(number: int) -> OnFailure:
@@ -217,6 +242,7 @@ _OTHERWISE: Mapping[str, tuple[str, _Reader]] = {
     "limits": ("limits", _names),
     "on_limit": ("on_limit", _on_limit),
     "after": ("edges", _edges),
+    "parent": ("parent", _parent),
 }
 _READERS: Mapping[FieldDescriptor, tuple[str, _Reader]] = {
     descriptor: _OTHERWISE.get(name, (name, None)) for name, descriptor in pb.NewTask.DESCRIPTOR.fields_by_name.items()
@@ -229,30 +255,21 @@ _TYPE, _PAYLOAD = (pb.NewTask.DESCRIPTOR.fields_by_name[name] for name in ("type
 
 
 def filter_of(message: pb.Filter) -> Filter:
-    for field, names in (("types", message.types), ("queues", message.queues)):
-        _bounded(names, field)
-        for name in names:
-            check_name(name, f"filter.{field}")
-    _bounded(message.states, "states")
-    tags = dict(message.tags)
-    _bounded(tags, "tags")
-    for name, value in tags.items():
-        check_name(name, "filter.tags")
-        check_key(value, f"filter.tags.{name}")
-    return Filter(
-        states=frozenset(_member(number, STATES, "filter.states") for number in message.states),
-        types=frozenset(message.types),
-        queues=frozenset(message.queues),
-        tenant=check_key(message.tenant, "filter.tenant") if message.tenant else None,
-        tags=tags,
-        created_from=_instant(message.created_from, "filter.created_from") if message.HasField("created_from") else None,
-        created_to=_instant(message.created_to, "filter.created_to") if message.HasField("created_to") else None,
+    requests.check_values(message.states, WORDS.state)
+    return requests.filter_of(
+        state=[_member(number, STATES, WORDS.state) for number in message.states],
+        type=message.types,
+        queue=message.queues,
+        tenant=message.tenant if message.HasField("tenant") else None,
+        tags=dict(message.tags),
+        since=_instant(message.created_from, WORDS.since) if message.HasField("created_from") else None,
+        until=_instant(message.created_to, WORDS.until) if message.HasField("created_to") else None,
+        words=WORDS,
     )
 
 
-def _bounded(items: Any, field: str) -> None:
-    if len(items) > MOST_NAMES:
-        raise InvalidInput(f"{len(items)} are too many", code="too_many", field=f"filter.{field}", hint=f"at most {MOST_NAMES}")
+def wait_of(value: Duration) -> int:
+    return requests.wait_of(duration(value, "wait") / SECOND)
 
 
 # Workers
@@ -271,6 +288,56 @@ def type_settings(message: pb.TypeSettings) -> TypeSettings:
         fair=message.fair or None,
         ordered=message.ordered or None,
     )
+
+
+def queue_settings(message: pb.QueueSettings) -> QueueSettings:
+    if len(message.priorities) not in (0, 4):
+        raise InvalidInput(f"{len(message.priorities)} numbers", code="invalid_value", field="settings.priorities", hint="four: low, normal, high, critical")
+    low, normal, high, critical = message.priorities or (0, 0, 0, 0)
+    return QueueSettings(
+        weights=dict(message.weights),
+        priorities=(low, normal, high, critical) if message.priorities else None,
+        fair=message.fair or None,
+        partitions=message.partitions or 1,
+    )
+
+
+def limit_numbers(message: pb.LimitNumbers) -> Limit:
+    return Limit(
+        rate=message.rate if message.HasField("rate") else None,
+        window=duration(message.window, "numbers.window") if message.HasField("window") else SECOND,
+        cap=message.cap if message.HasField("cap") else None,
+    )
+
+
+_OF_SCHEDULES = frozenset({"type", "payload", "queue", "priority", "retry", "timeout", "max_crashes", "headers", "tags", "limits"})
+
+
+def schedule_spec(message: pb.ScheduleSpec) -> Schedule:
+    """A schedule, its tasks written as a task is."""
+    fields: dict[str, Any] = {}
+    for descriptor, value in message.task.ListFields():
+        name, read = _READERS[descriptor]
+        if name not in _OF_SCHEDULES:
+            hint = f"it has {', '.join(sorted(_OF_SCHEDULES))}"
+            raise InvalidInput("a schedule's task has no such field", code="unknown_field", field=f"spec.task.{descriptor.name}", hint=hint)
+        fields[name] = value if read is None else read(value, name)
+    cron: dict[str, object] = {"expression": message.cron, "timezone": message.timezone or "UTC"}
+    if message.HasField("start"):
+        cron["start"] = _instant(message.start, "spec.start")
+    return Schedule(
+        type=check_name(fields.pop("type", ""), "spec.task.type"),
+        cron=cron_of(cron),
+        overlap=_word(message.overlap, Overlap, Overlap.ALLOW, "spec.overlap"),
+        misfire=_word(message.misfire, Misfire, Misfire.ONCE, "spec.misfire"),
+        expires=duration(message.expires, "spec.expires") if message.HasField("expires") else None,
+        tenant=message.tenant,
+        **fields,
+    )
+
+
+def _word(text: str, kind: type[W], default: W, field: str) -> W:
+    return kind(choice(text, kind, field)) if text else default
 
 
 def outcome(message: pb.Outcome, worker: str, payload_limit: int) -> Outcome:

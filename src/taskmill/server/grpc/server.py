@@ -1,4 +1,4 @@
-"""The gRPC port: both services, reflection and health, on one event loop.
+"""The gRPC port: all services, reflection and health, on one event loop.
 
 Requests come as bytes and are read behind the gate, so that what is no message is refused like everything else. A port that somebody has is not shared with
 them, though gRPC would: half of the calls would reach the wrong server.
@@ -26,6 +26,7 @@ from taskmill.server.crew import Crew
 from taskmill.server.desk import Desk
 from taskmill.server.grpc.gate import RPCS, Gate, Observed
 from taskmill.server.grpc.health import Health
+from taskmill.server.grpc.store import Store
 from taskmill.server.grpc.tasks import Tasks
 from taskmill.server.grpc.v1 import taskmill_pb2 as pb
 from taskmill.server.grpc.workers import Workers
@@ -76,7 +77,7 @@ class GrpcServer:
         self._crew = crew
         self._tls = tls
         self._gate = Gate(keys, desk.quotas, observed)
-        self._services: dict[str, Tasks | Workers] = {"Tasks": Tasks(desk, hub, self._gate.paced), "Workers": Workers(crew)}
+        self._services: dict[str, Tasks | Store | Workers] = {"Tasks": Tasks(desk, hub, self._gate.paced), "Store": Store(desk), "Workers": Workers(crew)}
         self._ready = ready or _always
         self._server: grpc.aio.Server | None = None
 
@@ -117,7 +118,7 @@ class GrpcServer:
         surface = self._services[service.name]
         return grpc.method_handlers_generic_handler(service.full_name, {method.name: self._handler(surface, method) for method in service.methods})
 
-    def _handler(self, surface: Tasks | Workers, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
+    def _handler(self, surface: Tasks | Store | Workers, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
         rpc = RPCS[method.containing_service.name][method.name]
         run = getattr(surface, rpc.name)
         kind = message_factory.GetMessageClass(method.input_type)

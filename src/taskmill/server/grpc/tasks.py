@@ -5,26 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from taskmill.clock import MINUTE
+from taskmill import requests
 from taskmill.engine import Durability, Filter, Status, Submitted
 from taskmill.errors import InvalidInput, TaskmillError
+from taskmill.requests import MOST_TASKS
 from taskmill.server.access import Scope
 from taskmill.server.desk import Desk
 from taskmill.server.grpc.arrived import Arrived
 from taskmill.server.grpc.gate import Call
-from taskmill.server.grpc.reading import count, durability, duration, filter_of, needed_id, new_task
+from taskmill.server.grpc.reading import WORDS, count, durability, filter_of, json, needed_id, new_task, wait_of
 from taskmill.server.grpc.statuses import Stopping
 from taskmill.server.grpc.v1 import taskmill_pb2 as pb
 from taskmill.server.grpc.watching import watch
-from taskmill.server.grpc.writing import answers_of, changed_of, submitted_of, tally_of, task_of
+from taskmill.server.grpc.writing import answers_of, changed_of, edge_of, state_of, submitted_of, tally_of, task_of
 from taskmill.server.hub import Hub
-from taskmill.task import NewTask, Task, check_range
+from taskmill.task import NewTask, Task, check_key, check_name, check_range
 
 __all__ = ["MOST_TASKS", "Tasks"]
 
-MOST_TASKS = 10_000
-LONGEST_WAIT = MINUTE
-MOST_PAGE, PAGE = 1_000, 100
+PAGE = 100
 PAGE_BYTES = 1_500_000
 """Of payloads and results in one page: clients take messages of 4 MB unless they say otherwise."""
 PORTION = 4
@@ -102,19 +101,19 @@ class Tasks:
 
     async def get(self, call: Call, request: pb.GetRequest) -> pb.Task:
         id = needed_id(request.id)
-        wait = call.wait(min(duration(request.wait, "wait"), LONGEST_WAIT)) if request.HasField("wait") else 0
+        wait = call.wait(wait_of(request.wait)) if request.HasField("wait") else 0
         task = await (self._desk.result(call.caller, id, wait) if wait else self._desk.get(call.caller, id))
         attempts = await self._desk.attempts(call.caller, id) if request.attempts else ()
         return task_of(task, payloads=call.caller.may(Scope.READ_PAYLOAD), attempts=attempts)
 
     async def list(self, call: Call, request: pb.ListRequest) -> pb.ListResponse:
         wanted = filter_of(request.filter)
-        n = check_range(request.page_size or PAGE, "page_size", 1, MOST_PAGE)
+        n, cursor = requests.page_size(request.page_size or PAGE, "page_size"), requests.cursor_of(request.cursor)
         if request.payloads:
             call.caller.need(Scope.READ_PAYLOAD)
-            tasks, cursor = await self._with_payloads(call, wanted, request.cursor or None, n)
+            tasks, cursor = await self._with_payloads(call, wanted, cursor, n)
         else:
-            page = await self._desk.list(call.caller, wanted, after=request.cursor or None, n=n)
+            page = await self._desk.list(call.caller, wanted, after=cursor, n=n)
             tasks, cursor = page.tasks, page.cursor
         return pb.ListResponse(tasks=[task_of(task, payloads=request.payloads) for task in tasks], cursor=cursor or "")
 
@@ -131,12 +130,35 @@ class Tasks:
                 break
         return tasks, cursor
 
+    async def count(self, call: Call, request: pb.CountRequest) -> pb.CountResponse:
+        return pb.CountResponse(count=await self._desk.count(call.caller, filter_of(request.filter)))
+
+    async def wait(self, call: Call, request: pb.WaitRequest) -> pb.WaitResponse:
+        ids, wait = requests.ids_of(request.ids), call.wait(wait_of(request.wait))
+        ended, unknown = await self._desk.wait(call.caller, ids, wait)
+        return pb.WaitResponse(ended={id: state_of(state) for id, state in ended.items()}, unknown=unknown)
+
+    async def edges(self, call: Call, request: pb.EdgesRequest) -> pb.EdgesResponse:
+        after, n = check_range(request.after, "after", 0, 1 << 31), requests.page_size(request.page_size or PAGE, "page_size")
+        edges = await self._desk.edges(call.caller, needed_id(request.id), after=after, n=n)
+        whole = call.caller.may(Scope.READ_PAYLOAD)
+        return pb.EdgesResponse(edges=[edge_of(edge, payloads=whole) for edge in edges])
+
     # What happens
 
     async def watch(self, call: Call, request: pb.WatchRequest) -> None:
         await watch(call, request, self._hub, self._desk.clock)
 
     # Changing
+
+    async def signal(self, call: Call, request: pb.SignalRequest) -> pb.SignalResponse:
+        name, data = check_name(request.name, "name"), json(request.data, "data")
+        once = check_key(request.signal_id, "signal_id") if request.signal_id else None
+        return pb.SignalResponse(number=await self._desk.signal(call.caller, needed_id(request.id), name, data, once))
+
+    async def unseal(self, call: Call, request: pb.UnsealRequest) -> pb.UnsealResponse:
+        await self._desk.unseal(call.caller, requests.ids_of(request.ids))
+        return pb.UnsealResponse()
 
     async def cancel(self, call: Call, request: pb.CancelRequest) -> pb.ChangeResponse:
         return await self._change(call, "cancel", request)
@@ -151,8 +173,6 @@ class Tasks:
         self, call: Call, verb: str, request: pb.CancelRequest | pb.RequeueRequest | pb.DeleteRequest, *, from_start: bool = False
     ) -> pb.ChangeResponse:
         which = request.WhichOneof("which")
-        if which is None:
-            raise InvalidInput("it says of no task", code="which_required", field="which", hint="id, ids or filter")
         if which == "id":
             if request.dry_run:
                 raise InvalidInput("one task is not counted", code="contradiction", field="dry_run", hint="leave it out, or use ids or filter")
@@ -160,10 +180,6 @@ class Tasks:
             return changed_of(await self._desk.change(call.caller, verb, needed_id(request.id), version=version, from_start=from_start))
         if request.HasField("version"):
             raise InvalidInput("a version is that of one task", code="contradiction", field="version", hint="use it with id")
-        wanted: Filter | Sequence[str] = filter_of(request.filter) if which == "filter" else _ids(request.ids)
+        ids, matching = request.ids.ids if which == "ids" else None, filter_of(request.filter) if which == "filter" else None
+        wanted = requests.which_of(ids, matching, confirm=request.confirm, dry_run=request.dry_run, words=WORDS._replace(ids=which or "which"))
         return tally_of(await self._desk.change_many(call.caller, verb, wanted, dry_run=request.dry_run, from_start=from_start))
-
-
-def _ids(message: pb.Ids) -> Sequence[str]:
-    count(message.ids, "ids", MOST_TASKS)
-    return [needed_id(id, "ids") for id in message.ids]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from taskmill.clock import MINUTE, SECOND
+from taskmill.clock import SECOND
 from taskmill.errors import InvalidInput
 from taskmill.server.crew import MOST_SLOTS, Crew
 from taskmill.server.grpc.gate import Call
-from taskmill.server.grpc.reading import count, duration, outcome, step, type_settings
+from taskmill.server.grpc.reading import count, duration, outcome, step, type_settings, wait_of
 from taskmill.server.grpc.statuses import Stopping
 from taskmill.server.grpc.v1 import taskmill_pb2 as pb
 from taskmill.server.grpc.writing import claim_of, duration_of, refusals_of, state_of
@@ -17,7 +17,6 @@ from taskmill.task import check_range
 
 __all__ = ["Workers"]
 
-LONGEST_WAIT = MINUTE
 STREAM_WAIT = 20 * SECOND
 MOST_CREDIT = 10_000
 LAST_REQUEST = (1 << 53) - 1
@@ -38,7 +37,7 @@ class Workers:
     # Claiming
 
     async def claim(self, call: Call, request: pb.ClaimRequest) -> pb.ClaimResponse:
-        wait = call.wait(min(duration(request.wait, "wait"), LONGEST_WAIT))
+        wait = call.wait(wait_of(request.wait))
         claim = await self._crew.claim(call.caller, _worker(request.worker), request.request, slots=request.slots, wait=wait, types=dict(request.types) or None)
         return claim_of(claim, request.request)
 

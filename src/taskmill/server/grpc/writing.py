@@ -8,19 +8,41 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from taskmill.clock import SECOND
-from taskmill.engine import Changed, Claim, Claimed, Durability, Refusal, Status, Submitted
-from taskmill.operations import Tally
+from taskmill.engine import Changed, Claim, Claimed, Durability, Refusal, Status, Submitted, WorkerInfo
+from taskmill.operations import LimitInfo, QueueInfo, ScheduleInfo, Tally, TypeInfo
 from taskmill.retry import Retry
+from taskmill.schedule import Schedule
+from taskmill.server.access import Key
 from taskmill.server.grpc.reading import STATES
 from taskmill.server.grpc.statuses import problem_of
 from taskmill.server.grpc.v1 import taskmill_pb2 as pb
-from taskmill.task import Attempt, EdgeResult, ErrorInfo, Signal, State, Task, Unique
+from taskmill.task import Attempt, EdgeResult, ErrorInfo, OnFailure, OnLimit, Signal, State, Task, Unique
 
-__all__ = ["answers_of", "changed_of", "claim_of", "duration_of", "instant_of", "refusals_of", "state_of", "submitted_of", "tally_of", "task_of"]
+__all__ = [
+    "answers_of",
+    "changed_of",
+    "claim_of",
+    "duration_of",
+    "edge_of",
+    "instant_of",
+    "key_of",
+    "limit_of",
+    "queue_of",
+    "refusals_of",
+    "schedule_of",
+    "state_of",
+    "submitted_of",
+    "tally_of",
+    "task_of",
+    "type_of",
+    "worker_of",
+]
 
 _STATE_NUMBERS: Mapping[State, pb.State.ValueType] = {state: pb.State.Value(pb.State.Name(number)) for number, state in STATES.items()}  # type: ignore[arg-type]
 _STATUSES = {status: pb.SubmitStatus.Value(f"SUBMIT_STATUS_{status.name}") for status in Status}
 _DURABILITIES = {level: pb.Durability.Value(f"DURABILITY_{level.name}") for level in Durability}
+_ON_FAILURE = {each: pb.OnFailure.Value(f"ON_FAILURE_{each.name}") for each in OnFailure}
+_ON_LIMIT = {each: pb.OnLimit.Value(f"ON_LIMIT_{each.name}") for each in OnLimit}
 _PRIORITIES = (pb.PRIORITY_LOW, pb.PRIORITY_NORMAL, pb.PRIORITY_HIGH, pb.PRIORITY_CRITICAL)
 
 
@@ -87,6 +109,7 @@ def task_of(task: Task, *, payloads: bool, attempts: Sequence[Attempt] = ()) -> 
         headers=task.headers if payloads else {},
         tags=task.tags,
         open_edges=task.open_edges,
+        sealed=task.sealed,
         result=(task.result or b"") if payloads else b"",
         error=_error(task.error, whole=payloads),
         progress=None if task.progress is None else pb.Progress(value=task.progress.value, message=task.progress.message if payloads else ""),
@@ -176,7 +199,7 @@ def _claimed(task: Claimed) -> pb.ClaimedTask:
         expires_at=_instant(task.expires_at),
         checkpoints=task.checkpoints,
         signals=[_signal(signal) for signal in task.signals],
-        results=[_edge(edge) for edge in task.results],
+        results=[edge_of(edge) for edge in task.results],
     )
 
 
@@ -184,10 +207,121 @@ def _signal(signal: Signal) -> pb.Signal:
     return pb.Signal(number=signal.number, name=signal.name, data=signal.data, at=instant_of(signal.at))
 
 
-def _edge(edge: EdgeResult) -> pb.EdgeResult:
+def edge_of(edge: EdgeResult, *, payloads: bool = True) -> pb.EdgeResult:
     outcome = pb.STATE_UNSPECIFIED if edge.outcome is None else state_of(edge.outcome)
-    return pb.EdgeResult(task=edge.task, outcome=outcome, result=edge.result or b"")
+    return pb.EdgeResult(task=edge.task, outcome=outcome, result=(edge.result or b"") if payloads else b"", on_failure=_ON_FAILURE[edge.on_failure])
 
 
 def refusals_of(refused: Iterable[Refusal]) -> list[pb.Refusal]:
     return [pb.Refusal(task=each.task, token=each.token, code=each.code, message=each.message) for each in refused]
+
+
+# The store
+
+
+def queue_of(info: QueueInfo) -> pb.Queue:
+    settings = info.settings
+    return pb.Queue(
+        name=info.name,
+        paused=info.paused,
+        reason=info.reason,
+        counts={state.value: info.counts.get(state, 0) for state in State},
+        oldest=None if info.oldest is None else duration_of(info.oldest),
+        no_worker=info.no_worker,
+        workers=info.workers,
+        settings=pb.QueueSettings(weights=settings.weights, priorities=settings.priorities or (), fair=settings.fair or "", partitions=settings.partitions),
+        version=info.version,
+    )
+
+
+def type_of(info: TypeInfo) -> pb.Type:
+    known = info.settings
+    settings = pb.TypeSettings(
+        queue=known.queue,
+        priority=_PRIORITIES[known.priority],
+        retry=None if known.retry is None else _retry(known.retry),
+        timeout=duration_of(known.timeout),
+        max_crashes=known.max_crashes,
+        limits=known.limits,
+        on_limit=_ON_LIMIT[known.on_limit],
+        unique=_unique(known.unique),
+        fair=known.fair or "",
+        ordered=known.ordered or "",
+    )
+    return pb.Type(
+        name=info.name, settings=settings, version=info.version, operator=info.operator, paused=info.paused, reason=info.reason, workers=info.workers
+    )
+
+
+def schedule_of(info: ScheduleInfo) -> pb.Schedule:
+    return pb.Schedule(
+        name=info.name,
+        spec=None if info.schedule is None else _spec(info.schedule),
+        version=info.version,
+        operator=info.operator,
+        paused=info.paused,
+        reason=info.reason,
+        next_at=_instant(info.next_at),
+        last=info.last or "",
+        fired_at=_instant(info.fired_at),
+        error=info.error or "",
+    )
+
+
+def _spec(schedule: Schedule) -> pb.ScheduleSpec:
+    cron = schedule.cron
+    task = pb.NewTask(
+        type=schedule.type,
+        payload=schedule.payload,
+        queue=schedule.queue or "",
+        priority=pb.PRIORITY_UNSPECIFIED if schedule.priority is None else _PRIORITIES[schedule.priority],
+        retry=None if schedule.retry is None else _retry(schedule.retry),
+        timeout=None if schedule.timeout is None else duration_of(schedule.timeout),
+        max_crashes=schedule.max_crashes,
+        headers=schedule.headers,
+        tags=schedule.tags,
+        limits=schedule.limits or (),
+    )
+    return pb.ScheduleSpec(
+        cron=cron.expression,
+        timezone=cron.timezone,
+        start=_instant(cron.start),
+        overlap=schedule.overlap.value,
+        misfire=schedule.misfire.value,
+        task=task,
+        expires=None if schedule.expires is None else duration_of(schedule.expires),
+        tenant=schedule.tenant,
+    )
+
+
+def worker_of(info: WorkerInfo) -> pb.Worker:
+    return pb.Worker(
+        id=info.id,
+        queues=info.queues,
+        types=info.types,
+        lease=duration_of(info.lease),
+        joined_at=instant_of(info.joined_at),
+        silent=None if info.silent is None else duration_of(info.silent),
+        alive=info.alive,
+        running=info.running,
+        info=info.info,
+        command=info.command or "",
+    )
+
+
+def limit_of(info: LimitInfo) -> pb.Limit:
+    limit = info.limit
+    window = None if limit.rate is None else duration_of(limit.window)
+    return pb.Limit(name=info.name, numbers=pb.LimitNumbers(rate=limit.rate, window=window, cap=limit.cap), version=info.version, operator=info.operator)
+
+
+def key_of(key: Key) -> pb.Key:
+    return pb.Key(
+        id=key.id,
+        name=key.name,
+        scopes=[scope.value for scope in key.scopes],
+        tenant=key.tenant or "",
+        rate=key.rate or 0,
+        depth=key.depth or 0,
+        created_at=instant_of(key.created_at),
+    )

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from msgspec import UNSET, Meta, Struct, UnsetType
-
-from taskmill.engine import Filter
 from taskmill.server.access import Scope
 from taskmill.server.rest.pages import page_of
-from taskmill.server.rest.tasks import MOST_TASKS, Conditions, check_confirmed, filter_of, tally_answer, task_answer, which_of
+from taskmill.server.rest.tasks import Conditions, DeadBody, filter_of, tally_answer, task_answer, which_of
 from taskmill.server.routes import Answer, Call, Handler, Nothing, Route
-from taskmill.server.shapes import Cursor, Id, Limit
+from taskmill.server.shapes import Cursor, Limit
 from taskmill.task import State
 
 __all__ = ["ROUTES"]
 
-DEAD = frozenset({State.DEAD})
+DEAD = (State.DEAD,)
 
 
 class DeadQuery(Conditions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     limit: Limit = 100
     cursor: Cursor | None = None
-
-
-class DeadBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """The dead tasks named, or all that match. `dry_run` counts and changes nothing; a filter is not taken without it or `confirm`."""
-
-    ids: Annotated[list[Id], Meta(min_length=1, max_length=MOST_TASKS)] | UnsetType = UNSET
-    filter: Conditions | UnsetType = UNSET
-    dry_run: bool = False
-    confirm: bool = False
-    from_start: bool = False
-    """requeue: forget the checkpoints."""
 
 
 async def list_dead(call: Call[DeadQuery, None]) -> Answer:
@@ -42,9 +26,7 @@ async def list_dead(call: Call[DeadQuery, None]) -> Answer:
 
 async def _change(verb: str, call: Call[Nothing, DeadBody]) -> Answer:
     body = call.body
-    which = which_of(body.ids, body.filter, DEAD)
-    if isinstance(which, Filter):
-        check_confirmed(dry_run=body.dry_run, confirm=body.confirm)
+    which = which_of(body, DEAD)
     tally = await call.desk.change_many(call.caller, verb, which, dry_run=body.dry_run, from_start=body.from_start, only=State.DEAD)
     return tally_answer(tally, dry_run=body.dry_run)
 

@@ -13,6 +13,7 @@ import msgspec
 
 from taskmill.engine import Filter, Page
 from taskmill.errors import InvalidInput
+from taskmill.requests import cursor_of, page_size
 from taskmill.server.routes import Call
 from taskmill.task import Task
 
@@ -25,7 +26,7 @@ PAGE_SIZE = 8 << 20
 
 async def page_of(call: Call[Any, Any], which: Filter, limit: int, cursor: str | None) -> tuple[list[Task], str | None]:
     """The tasks behind a cursor, newest first, and the cursor of the next page."""
-    mark = _mark(which)
+    limit, cursor, mark = page_size(limit), cursor_of(cursor), _mark(which)
     after = _place(cursor, mark)
     tasks: list[Task] = []
     room = PAGE_SIZE

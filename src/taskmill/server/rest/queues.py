@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from taskmill.operations import Operations
+from taskmill.errors import NotFound
+from taskmill.operations import Operations, QueueInfo, QueueSettings
+from taskmill.requests import check_confirmed
 from taskmill.server.access import Scope
-from taskmill.server.rest.tasks import check_confirmed, tally_answer
+from taskmill.server.conditions import etag, held, seen, seen_version
+from taskmill.server.rest.tasks import tally_answer
 from taskmill.server.routes import Answer, Call, Handler, Nothing, Route
-from taskmill.server.shapes import Reason
+from taskmill.server.shapes import Reason, Share
 from taskmill.task import check_name
 from taskmill.views import queue_data, type_data
 
 __all__ = ["ROUTES", "PauseBody", "paused", "resumed"]
 
+Weight = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 1_000})]
 Change = Callable[[Operations, str], Coroutine[Any, Any, bool]]
 
 
@@ -46,7 +50,7 @@ async def list_queues(call: Call[Nothing, None]) -> Answer:
 
 async def get_queue(call: Call[Nothing, None]) -> Answer:
     name = check_name(call.params["name"], "name")
-    return Answer(queue_data(await call.desk.read(call.caller, lambda operations: operations.queue(name))))
+    return _queue_answer(await call.desk.read(call.caller, lambda operations: operations.queue(name)))
 
 
 async def pause_queue(call: Call[Nothing, PauseBody]) -> Answer:
@@ -55,6 +59,46 @@ async def pause_queue(call: Call[Nothing, PauseBody]) -> Answer:
 
 async def resume_queue(call: Call[Nothing, Nothing]) -> Answer:
     return await resumed(call, "queue", Operations.resume_queue)
+
+
+class QueueBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a queue shares itself out; what is left out has its default."""
+
+    weights: dict[str, Weight] = {}
+    """Turns of a share by its name: one of weight 3 has three turns while another has one."""
+    priorities: tuple[Weight, Weight, Weight, Weight] | None = None
+    """Turns of low, normal, high and critical tasks; left out: the highest priority always goes first."""
+    fair: Share | None = None
+    """What types of this queue take turns by where they do not say it themselves: `tenant`, or a field of the payload in braces."""
+    partitions: Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 64})] = 1
+    """Over how many shards of a Redis Cluster it is spread; it may grow."""
+
+
+async def put_queue_settings(call: Call[Nothing, QueueBody]) -> Answer:
+    name, body = check_name(call.params["name"], "name"), call.body
+    wanted = QueueSettings(weights=body.weights, priorities=body.priorities, fair=body.fair, partitions=body.partitions)
+    version = seen(call.headers, await _present(call.desk.operations, name)).version
+    return _queue_answer(await held(call.desk.put_queue_settings(call.caller, name, wanted, version=version)))
+
+
+async def drop_queue_settings(call: Call[Nothing, None]) -> Answer:
+    name = check_name(call.params["name"], "name")
+    version = seen_version(call.headers, await _present(call.desk.operations, name))
+    await held(call.desk.drop_queue_settings(call.caller, name, version=version))
+    return Answer(None)
+
+
+async def _present(operations: Operations, name: str) -> QueueInfo | None:
+    """The queue as it is, where settings were put for it."""
+    try:
+        found = await operations.queue(name)
+    except NotFound:
+        return None
+    return found if found.version else None
+
+
+def _queue_answer(info: QueueInfo) -> Answer:
+    return Answer(queue_data(info), (etag(info),) if info.version else ())
 
 
 class PurgeBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,11 +111,7 @@ class PurgeBody(Struct, frozen=True, forbid_unknown_fields=True):
 async def purge_queue(call: Call[Nothing, PurgeBody]) -> Answer:
     name, dry_run = check_name(call.params["name"], "name"), call.body.dry_run
     check_confirmed(dry_run=dry_run, confirm=call.body.confirm)
-    if dry_run:
-        call.caller.need(Scope.ADMIN, whole=True)
-        return tally_answer(await call.desk.operations.purge_queue(name, dry_run=True), dry_run=True)
-    tally = await call.desk.administer(call.caller, "queue.purge", name, lambda operations: operations.purge_queue(name))
-    return tally_answer(tally, dry_run=False)
+    return tally_answer(await call.desk.purge_queue(call.caller, name, dry_run=dry_run), dry_run=dry_run)
 
 
 # Types
@@ -104,6 +144,10 @@ ROUTES = (
     _change(f"{QUEUES}/{{name}}:resume", resume_queue, "Give out tasks of a queue again", Nothing),
     _change(f"{QUEUES}/{{name}}:purge", purge_queue, "Throw away every task that waits in a queue; count them first with `dry_run`", PurgeBody, "Tally"),
     Route(method="GET", path=f"{QUEUES}/{{name}}", handler=get_queue, summary="One queue", scope=Scope.READ, whole=True, gives="Queue", refuses=(404,)),
+    Route(method="PUT", path=f"{QUEUES}/{{name}}/settings", handler=put_queue_settings, summary="How a queue shares itself out from now on",
+          scope=Scope.ADMIN, whole=True, body=QueueBody, gives="Queue", headers=("If-Match", "If-None-Match"), refuses=(412,)),
+    Route(method="DELETE", path=f"{QUEUES}/{{name}}/settings", handler=drop_queue_settings, summary="Let the defaults of a queue hold again",
+          scope=Scope.ADMIN, whole=True, status=204, headers=("If-Match",), refuses=(404, 409, 412)),
     Route(method="GET", path=TYPES, handler=list_types, summary="Every type with its settings and how many workers have it", scope=Scope.READ, whole=True,
           gives="Types"),
     _change(f"{TYPES}/{{name}}:pause", pause_type, "Give out no task of a type until it is resumed", PauseBody),

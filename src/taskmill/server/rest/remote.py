@@ -19,6 +19,7 @@ from taskmill.clock import SECOND, duration, rfc3339
 from taskmill.engine import Checkpoint, Claimed, Ending, Outcome, Refusal
 from taskmill.errors import Conflict, InvalidInput, NotFound, StaleLease, TaskmillError
 from taskmill.options import limit_value, type_settings
+from taskmill.requests import LONGEST_WAIT, wait_of
 from taskmill.retry import Retry
 from taskmill.server.access import Scope
 from taskmill.server.problem import Problem, invalid, problem_of
@@ -30,7 +31,6 @@ from taskmill.views import priority_word
 
 __all__ = ["BEATS", "BELONGS", "LONGEST_WAIT", "ROUTES"]
 
-LONGEST_WAIT = 60 * SECOND
 BEATS = 3
 """Beats in a lease: two of them may be lost."""
 MOST_OUTCOMES = 1_000
@@ -134,9 +134,7 @@ class ClaimBody(WorkerBody, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 async def claim_tasks(call: Call[Nothing, ClaimBody]) -> Answer:
     body = call.body
-    wait = duration(body.wait, field="wait")
-    if wait > LONGEST_WAIT:
-        raise InvalidInput(f"{body.wait!r:.40} is too long", code="invalid_duration", field="wait", hint="at most 60s; ask again to wait longer")
+    wait = wait_of(body.wait)
     types = {check_name(name, "types"): check_range(most, f"types.{name}", 0, 10_000) for name, most in body.types.items()}
     gone = asyncio.ensure_future(call.gone())
     try:

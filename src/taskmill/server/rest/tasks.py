@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from taskmill import codec
-from taskmill.clock import SECOND, duration, instant
+from taskmill import codec, requests
 from taskmill.engine import Durability, Filter, Status, Submitted
 from taskmill.errors import InvalidInput, TaskmillError
 from taskmill.operations import Tally
@@ -22,16 +21,14 @@ from taskmill.server.access import Caller, Scope
 from taskmill.server.problem import Problem, invalid, problem_of
 from taskmill.server.rest.pages import page_of
 from taskmill.server.routes import Answer, Call, Handler, Nothing, Route
-from taskmill.server.shapes import Count, Cursor, Duration, DurationText, Id, Instant, Key, Limit, Name, RetryData, Share, StateWord, Tag, Version
-from taskmill.task import NewTask, State, Task, Unique, check_key, check_name, check_range
+from taskmill.server.shapes import Count, Cursor, Duration, DurationText, Id, Ids, Instant, Key, Limit, Name, RetryData, Share, StateWord, Tag, Version
+from taskmill.task import Edge, NewTask, OnFailure, State, Task, Unique, check_key, check_name, check_range
 from taskmill.views import attempt_data, edge_data, task_data
 
-__all__ = ["ROUTES", "Conditions", "check_confirmed", "filter_of", "tally_answer", "task_answer", "task_of", "which_of"]
+__all__ = ["ROUTES", "Conditions", "DeadBody", "filter_of", "tally_answer", "task_answer", "task_of", "which_of"]
 
 TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 """The header traceparent, as W3C has it."""
-MOST_TASKS = 10_000
-LONGEST_WAIT = 60 * SECOND
 BATCH_LIMIT = 32 << 20
 READ_AT_ONCE = 500
 BYTES_AT_ONCE = 128 << 10
@@ -46,6 +43,13 @@ class UniqueBody(Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     until: Literal["started", "ended"] = "ended"
     on_conflict: Literal["keep", "replace"] = "keep"
+
+
+class ParentBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The task that waits for this one, and what it means to it when this one does not complete."""
+
+    task: Id
+    on_failure: Literal["cancel", "ignore", "hold"] = "cancel"
 
 
 class TaskBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -76,6 +80,10 @@ class TaskBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     after: Id | list[Id] | UnsetType | None = UNSET
     """The tasks that it waits for."""
     on_failure: Literal["cancel", "ignore", "hold"] | UnsetType | None = UNSET
+    parent: Id | ParentBody | UnsetType | None = UNSET
+    """The task that waits for this one: in the same batch, or sealed."""
+    sealed: bool | UnsetType | None = UNSET
+    """It waits until `:unseal` breaks its seal and all tasks that name it as `parent` have ended: for more than 10,000 tasks to wait for."""
     limits: Key | list[Key] | UnsetType | None = UNSET
     on_limit: Literal["delay", "reject"] | UnsetType | None = UNSET
     fair_key: Share | UnsetType | None = UNSET
@@ -92,7 +100,9 @@ NewId = Callable[[str], str]
 class BatchBody(Struct, frozen=True, forbid_unknown_fields=True):
     """Many tasks; each is answered by itself."""
 
-    tasks: Annotated[list[Annotated[Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/TaskBody"})]], Meta(min_length=1, max_length=MOST_TASKS)]
+    tasks: Annotated[
+        list[Annotated[Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/TaskBody"})]], Meta(min_length=1, max_length=requests.MOST_TASKS)
+    ]
     durability: Literal["local", "fsync", "replicated"] | None = None
 
 
@@ -134,6 +144,9 @@ def _read(options: dict[str, Any]) -> dict[str, Any]:
     unique = options.get("unique")
     if isinstance(unique, UniqueBody):
         options["unique"] = Unique(unique.key, unique.until, unique.on_conflict)
+    parent = options.get("parent")
+    if isinstance(parent, ParentBody):
+        options["parent"] = Edge(parent.task, OnFailure(parent.on_failure))
     return options
 
 
@@ -245,7 +258,7 @@ async def get_task(call: Call[GetQuery, None]) -> Answer:
     if wait is None:
         task = await call.desk.get(call.caller, call.params["id"])
     else:
-        found = await call.service.unless_draining(call.desk.result(call.caller, call.params["id"], _wait(wait)))
+        found = await call.service.unless_draining(call.desk.result(call.caller, call.params["id"], requests.wait_of(wait)))
         task = await call.desk.get(call.caller, call.params["id"]) if found is None else found
     return Answer(task_answer(call.caller, task), ((b"etag", f'"{task.version}"'.encode()),))
 
@@ -253,7 +266,7 @@ async def get_task(call: Call[GetQuery, None]) -> Answer:
 class WaitBody(Struct, frozen=True, forbid_unknown_fields=True):
     """Which tasks to wait for; it is answered as soon as one of them has ended, or cannot be seen."""
 
-    ids: Annotated[list[Id], Meta(min_length=1, max_length=MOST_TASKS)]
+    ids: Ids
     wait: DurationText = "0s"
     """How long at most, up to a minute."""
 
@@ -266,15 +279,9 @@ class Ended(Struct, frozen=True):
 
 
 async def wait_tasks(call: Call[Nothing, WaitBody]) -> Answer:
-    found = await call.service.unless_draining(call.desk.wait(call.caller, call.body.ids, _wait(call.body.wait)))
+    ids, wait = requests.ids_of(call.body.ids), requests.wait_of(call.body.wait)
+    found = await call.service.unless_draining(call.desk.wait(call.caller, ids, wait))
     return Answer(Ended({}, []) if found is None else Ended(*found))
-
-
-def _wait(text: str) -> int:
-    micros = duration(text, field="wait")
-    if micros > LONGEST_WAIT:
-        raise InvalidInput(f"{text!r:.40} is too long", code="invalid_duration", field="wait", hint="at most 60s; ask again to wait longer")
-    return micros
 
 
 async def get_attempts(call: Call[Nothing, None]) -> Answer:
@@ -326,38 +333,24 @@ class ListQuery(FilterQuery, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     cursor: Cursor | None = None
 
 
-def filter_of(query: Conditions, states: frozenset[State] = frozenset()) -> Filter:
-    """The filter that parameters make; `states` are those of a route that has its own."""
-    since = None if query.since is None else instant(query.since, field="since")
-    until = None if query.until is None else instant(query.until, field="until")
-    if since is not None and until is not None and since > until:
-        raise InvalidInput("since is after until", code="contradiction", field="since", hint="nothing can match; swap them")
-    return Filter(
-        states=frozenset(_state(state) for state in query.state) if isinstance(query, FilterQuery) else states,
-        types=frozenset(check_name(name, "type") for name in query.type),
-        queues=frozenset(check_name(name, "queue") for name in query.queue),
-        tenant=None if query.tenant is None else check_key(query.tenant, "tenant", length=128) if query.tenant else "",
-        tags=_tags(query.tag),
-        created_from=since,
-        created_to=until,
+def filter_of(query: Conditions, state: Sequence[str] = ()) -> Filter:
+    """The filter that parameters make; `state`: that of a route which has its own."""
+    return requests.filter_of(
+        state=query.state if isinstance(query, FilterQuery) else state,
+        type=query.type,
+        queue=query.queue,
+        tenant=query.tenant,
+        tags=query.tag,
+        since=query.since,
+        until=query.until,
     )
 
 
-def _state(text: str) -> State:
-    if text not in set(State):
-        raise InvalidInput(f"{text!r:.40} is no state", code="invalid_value", field="state", hint=f"one of {', '.join(State)}")
-    return State(text)
-
-
-def _tags(texts: Sequence[str]) -> Mapping[str, str]:
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or found.setdefault(check_name(name, "tag"), check_key(value, f"tag {name}")) != value:
-            raise InvalidInput(
-                f"{text[:80]!r} is not a tag, or one that is given two values", code="invalid_tag", field="tag", hint="write tag=name=value, once"
-            )
-    return found
+def which_of(body: ManyBody | DeadBody, state: Sequence[str] = ()) -> Sequence[str] | Filter:
+    """The tasks that a body means."""
+    ids = None if body.ids is UNSET else body.ids
+    which = None if body.filter is UNSET else filter_of(body.filter, state)
+    return requests.which_of(ids, which, confirm=body.confirm, dry_run=body.dry_run)
 
 
 async def list_tasks(call: Call[ListQuery, None]) -> Answer:
@@ -382,33 +375,27 @@ class ChangeBody(Struct, frozen=True, forbid_unknown_fields=True):
 class ManyBody(Struct, frozen=True, forbid_unknown_fields=True):
     """The tasks named, or all that match. `dry_run` counts and changes nothing; a filter is not taken without it or `confirm`."""
 
-    ids: Annotated[list[Id], Meta(min_length=1, max_length=MOST_TASKS)] | UnsetType = UNSET
+    ids: Ids | UnsetType = UNSET
     filter: FilterQuery | UnsetType = UNSET
     dry_run: bool = False
     confirm: bool = False
     from_start: bool = False
 
 
+class DeadBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The dead tasks named, or all that match. `dry_run` counts and changes nothing; a filter is not taken without it or `confirm`."""
+
+    ids: Ids | UnsetType = UNSET
+    filter: Conditions | UnsetType = UNSET
+    dry_run: bool = False
+    confirm: bool = False
+    from_start: bool = False
+    """requeue: forget the checkpoints."""
+
+
 async def _change(verb: str, call: Call[Nothing, ChangeBody]) -> Answer:
     changed = await call.desk.change(call.caller, verb, call.params["id"], version=call.body.version, from_start=call.body.from_start)
     return Answer({"id": changed.task, "state": changed.state, "version": changed.version, "requested": changed.requested})
-
-
-def which_of(ids: Sequence[str] | UnsetType, filter: Conditions | UnsetType, states: frozenset[State] = frozenset()) -> Sequence[str] | Filter:
-    """The tasks that a body means."""
-    if ids is not UNSET and filter is UNSET:
-        return ids
-    if ids is UNSET and filter is not UNSET:
-        return filter_of(filter, states)
-    raise InvalidInput("give ids, or a filter", code="invalid_value", field="ids", hint='{"ids": […]} or {"filter": {"queue": ["mail"]}}')
-
-
-def check_confirmed(*, dry_run: bool, confirm: bool) -> None:
-    """Whoever changes all that match has said so, or only counts."""
-    if not dry_run and not confirm:
-        raise InvalidInput(
-            "all that match would be changed", code="confirm_required", field="confirm", hint='count them first with "dry_run": true, then send "confirm": true'
-        )
 
 
 def tally_answer(tally: Tally, *, dry_run: bool) -> Answer:
@@ -417,10 +404,7 @@ def tally_answer(tally: Tally, *, dry_run: bool) -> Answer:
 
 async def _change_many(verb: str, call: Call[Nothing, ManyBody]) -> Answer:
     body = call.body
-    which = which_of(body.ids, body.filter)
-    if isinstance(which, Filter):
-        check_confirmed(dry_run=body.dry_run, confirm=body.confirm)
-    tally = await call.desk.change_many(call.caller, verb, which, dry_run=body.dry_run, from_start=body.from_start)
+    tally = await call.desk.change_many(call.caller, verb, which_of(body), dry_run=body.dry_run, from_start=body.from_start)
     return tally_answer(tally, dry_run=body.dry_run)
 
 
@@ -463,6 +447,12 @@ async def signal_task(call: Call[Nothing, SignalBody]) -> Answer:
     return Answer({"number": await call.desk.signal(call.caller, call.params["id"], body.name, data, body.id)})
 
 
+async def unseal_task(call: Call[Nothing, Nothing]) -> Answer:
+    [id] = requests.ids_of([call.params["id"]], "id")
+    await call.desk.unseal(call.caller, [id])
+    return Answer({"id": id, "sealed": False})
+
+
 TASKS = "/api/v1/tasks"
 
 
@@ -499,6 +489,10 @@ ROUTES = (
     Route(
         method="POST", path=f"{TASKS}/{{id}}:signal", handler=signal_task, summary="Send a task a named value", scope=Scope.SUBMIT, body=SignalBody,
         gives="Signalled", refuses=(404, 409, 410),
+    ),
+    Route(
+        method="POST", path=f"{TASKS}/{{id}}:unseal", handler=unseal_task, summary="Break the seal of a task: all that it waits for has been submitted",
+        scope=Scope.SUBMIT, body=Nothing, gives="Unsealed", refuses=(404, 409, 410),
     ),
     Route(
         method="GET", path=f"{TASKS}/{{id}}", handler=get_task, summary="One task; `wait` waits for its end", scope=Scope.READ, query=GetQuery, gives="Task",

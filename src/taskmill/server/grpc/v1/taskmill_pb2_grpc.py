@@ -60,6 +60,31 @@ class TasksStub:
                 request_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListRequest.SerializeToString,
                 response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListResponse.FromString,
                 _registered_method=True)
+        self.Count = channel.unary_unary(
+                '/taskmill.v1.Tasks/Count',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.CountRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.CountResponse.FromString,
+                _registered_method=True)
+        self.Wait = channel.unary_unary(
+                '/taskmill.v1.Tasks/Wait',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.WaitRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.WaitResponse.FromString,
+                _registered_method=True)
+        self.Edges = channel.unary_unary(
+                '/taskmill.v1.Tasks/Edges',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.EdgesRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.EdgesResponse.FromString,
+                _registered_method=True)
+        self.Signal = channel.unary_unary(
+                '/taskmill.v1.Tasks/Signal',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.SignalRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.SignalResponse.FromString,
+                _registered_method=True)
+        self.Unseal = channel.unary_unary(
+                '/taskmill.v1.Tasks/Unseal',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.UnsealRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.UnsealResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/taskmill.v1.Tasks/Cancel',
                 request_serializer=taskmill_dot_v1_dot_taskmill__pb2.CancelRequest.SerializeToString,
@@ -124,6 +149,41 @@ class TasksServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Count(self, request, context):
+        """How many tasks match. Scope: read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wait(self, request, context):
+        """How the tasks named have ended, as soon as one has, or cannot be seen; empty when the time is over. Scope: read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Edges(self, request, context):
+        """What a task waits or waited for, in order, in pages. Scope: read; results need read-payload.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Signal(self, request, context):
+        """Send a task a named value. Scope: submit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unseal(self, request, context):
+        """Break the seals of tasks: all that they wait for has been submitted. Scope: submit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Cancel(self, request, context):
         """Waiting tasks are cancelled, running ones told. Scope: cancel.
         """
@@ -180,6 +240,31 @@ def add_TasksServicer_to_server(servicer, server):
                     servicer.List,
                     request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListRequest.FromString,
                     response_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListResponse.SerializeToString,
+            ),
+            'Count': grpc.unary_unary_rpc_method_handler(
+                    servicer.Count,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.CountRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.CountResponse.SerializeToString,
+            ),
+            'Wait': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wait,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.WaitRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.WaitResponse.SerializeToString,
+            ),
+            'Edges': grpc.unary_unary_rpc_method_handler(
+                    servicer.Edges,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.EdgesRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.EdgesResponse.SerializeToString,
+            ),
+            'Signal': grpc.unary_unary_rpc_method_handler(
+                    servicer.Signal,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.SignalRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.SignalResponse.SerializeToString,
+            ),
+            'Unseal': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unseal,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.UnsealRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.UnsealResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -349,6 +434,141 @@ class Tasks:
             _registered_method=True)
 
     @staticmethod
+    def Count(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Tasks/Count',
+            taskmill_dot_v1_dot_taskmill__pb2.CountRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.CountResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wait(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Tasks/Wait',
+            taskmill_dot_v1_dot_taskmill__pb2.WaitRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.WaitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Edges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Tasks/Edges',
+            taskmill_dot_v1_dot_taskmill__pb2.EdgesRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.EdgesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Signal(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Tasks/Signal',
+            taskmill_dot_v1_dot_taskmill__pb2.SignalRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.SignalResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unseal(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Tasks/Unseal',
+            taskmill_dot_v1_dot_taskmill__pb2.UnsealRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.UnsealResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Cancel(request,
             target,
             options=(),
@@ -446,6 +666,1358 @@ class Tasks:
             '/taskmill.v1.Tasks/Watch',
             taskmill_dot_v1_dot_taskmill__pb2.WatchRequest.SerializeToString,
             taskmill_dot_v1_dot_taskmill__pb2.Event.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class StoreStub:
+    """The store as a whole, for operators. Reading needs the scope read, changing it admin, both with a key of the whole store. Changes are in the audit log.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ListQueues = channel.unary_unary(
+                '/taskmill.v1.Store/ListQueues',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListQueuesRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListQueuesResponse.FromString,
+                _registered_method=True)
+        self.GetQueue = channel.unary_unary(
+                '/taskmill.v1.Store/GetQueue',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.GetQueueRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.Queue.FromString,
+                _registered_method=True)
+        self.PauseQueue = channel.unary_unary(
+                '/taskmill.v1.Store/PauseQueue',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.PauseRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.ResumeQueue = channel.unary_unary(
+                '/taskmill.v1.Store/ResumeQueue',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.PurgeQueue = channel.unary_unary(
+                '/taskmill.v1.Store/PurgeQueue',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.PurgeQueueRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ChangeResponse.FromString,
+                _registered_method=True)
+        self.PutQueueSettings = channel.unary_unary(
+                '/taskmill.v1.Store/PutQueueSettings',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.PutQueueSettingsRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.Queue.FromString,
+                _registered_method=True)
+        self.DropQueueSettings = channel.unary_unary(
+                '/taskmill.v1.Store/DropQueueSettings',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.DropRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.DropResponse.FromString,
+                _registered_method=True)
+        self.Scale = channel.unary_unary(
+                '/taskmill.v1.Store/Scale',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ScaleResponse.FromString,
+                _registered_method=True)
+        self.ListTypes = channel.unary_unary(
+                '/taskmill.v1.Store/ListTypes',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListTypesRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListTypesResponse.FromString,
+                _registered_method=True)
+        self.PauseType = channel.unary_unary(
+                '/taskmill.v1.Store/PauseType',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.PauseRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.ResumeType = channel.unary_unary(
+                '/taskmill.v1.Store/ResumeType',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.ListSchedules = channel.unary_unary(
+                '/taskmill.v1.Store/ListSchedules',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListSchedulesRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListSchedulesResponse.FromString,
+                _registered_method=True)
+        self.GetSchedule = channel.unary_unary(
+                '/taskmill.v1.Store/GetSchedule',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.GetScheduleRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.Schedule.FromString,
+                _registered_method=True)
+        self.PutSchedule = channel.unary_unary(
+                '/taskmill.v1.Store/PutSchedule',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.PutScheduleRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.Schedule.FromString,
+                _registered_method=True)
+        self.DeleteSchedule = channel.unary_unary(
+                '/taskmill.v1.Store/DeleteSchedule',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.DropRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.DropResponse.FromString,
+                _registered_method=True)
+        self.PauseSchedule = channel.unary_unary(
+                '/taskmill.v1.Store/PauseSchedule',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.PauseRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.ResumeSchedule = channel.unary_unary(
+                '/taskmill.v1.Store/ResumeSchedule',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.TriggerSchedule = channel.unary_unary(
+                '/taskmill.v1.Store/TriggerSchedule',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.TriggerScheduleRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.SubmitResponse.FromString,
+                _registered_method=True)
+        self.ListWorkers = channel.unary_unary(
+                '/taskmill.v1.Store/ListWorkers',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListWorkersRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListWorkersResponse.FromString,
+                _registered_method=True)
+        self.GetWorker = channel.unary_unary(
+                '/taskmill.v1.Store/GetWorker',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.GetWorkerRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.Worker.FromString,
+                _registered_method=True)
+        self.CommandWorker = channel.unary_unary(
+                '/taskmill.v1.Store/CommandWorker',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.CommandWorkerRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.CommandWorkerResponse.FromString,
+                _registered_method=True)
+        self.ListLimits = channel.unary_unary(
+                '/taskmill.v1.Store/ListLimits',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListLimitsRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListLimitsResponse.FromString,
+                _registered_method=True)
+        self.GetLimit = channel.unary_unary(
+                '/taskmill.v1.Store/GetLimit',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.GetLimitRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.Limit.FromString,
+                _registered_method=True)
+        self.PutLimit = channel.unary_unary(
+                '/taskmill.v1.Store/PutLimit',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.PutLimitRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.Limit.FromString,
+                _registered_method=True)
+        self.DropLimit = channel.unary_unary(
+                '/taskmill.v1.Store/DropLimit',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.DropRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.DropResponse.FromString,
+                _registered_method=True)
+        self.ListKeys = channel.unary_unary(
+                '/taskmill.v1.Store/ListKeys',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListKeysRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListKeysResponse.FromString,
+                _registered_method=True)
+        self.CreateKey = channel.unary_unary(
+                '/taskmill.v1.Store/CreateKey',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.CreateKeyRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.CreateKeyResponse.FromString,
+                _registered_method=True)
+        self.RevokeKey = channel.unary_unary(
+                '/taskmill.v1.Store/RevokeKey',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.RevokeKeyRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.RevokeKeyResponse.FromString,
+                _registered_method=True)
+        self.ListLeaders = channel.unary_unary(
+                '/taskmill.v1.Store/ListLeaders',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListLeadersRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListLeadersResponse.FromString,
+                _registered_method=True)
+        self.Check = channel.unary_unary(
+                '/taskmill.v1.Store/Check',
+                request_serializer=taskmill_dot_v1_dot_taskmill__pb2.CheckRequest.SerializeToString,
+                response_deserializer=taskmill_dot_v1_dot_taskmill__pb2.CheckResponse.FromString,
+                _registered_method=True)
+
+
+class StoreServicer:
+    """The store as a whole, for operators. Reading needs the scope read, changing it admin, both with a key of the whole store. Changes are in the audit log.
+    """
+
+    def ListQueues(self, request, context):
+        """Every queue that a task, a type, a worker or a setting names; counts may be 5 s old.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetQueue(self, request, context):
+        """One queue; NOT_FOUND says which was meant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseQueue(self, request, context):
+        """Workers claim nothing of the queue until it is resumed; running tasks go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeQueue(self, request, context):
+        """Workers claim from the queue again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PurgeQueue(self, request, context):
+        """Every waiting task of the queue is cancelled and its record removed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutQueueSettings(self, request, context):
+        """How the queue shares itself out from now on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropQueueSettings(self, request, context):
+        """The defaults hold again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Scale(self, request, context):
+        """One number to scale workers by: ready and running tasks of a queue.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTypes(self, request, context):
+        """Every type that a worker has registered or a person has put.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseType(self, request, context):
+        """Workers claim no task of the type until it is resumed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeType(self, request, context):
+        """Workers claim tasks of the type again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSchedules(self, request, context):
+        """Every schedule, those that code declares and those that were put.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSchedule(self, request, context):
+        """One schedule, with its next five times.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutSchedule(self, request, context):
+        """Make or change a schedule; it stands over one that code declares until it is deleted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteSchedule(self, request, context):
+        """What was put is gone; a schedule that code declares under this name holds again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseSchedule(self, request, context):
+        """The schedule fires no more until it is resumed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeSchedule(self, request, context):
+        """The schedule fires again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TriggerSchedule(self, request, context):
+        """Make the schedule's task now; its times stay as they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListWorkers(self, request, context):
+        """Every registered worker, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetWorker(self, request, context):
+        """One worker; NOT_FOUND says which was meant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommandWorker(self, request, context):
+        """The worker is told with its next heartbeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListLimits(self, request, context):
+        """Every limit in force.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLimit(self, request, context):
+        """One limit; NOT_FOUND says which was meant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutLimit(self, request, context):
+        """These numbers for every claim from now on, over what code declares.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropLimit(self, request, context):
+        """What was put is gone; a limit that code declares under this name holds again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListKeys(self, request, context):
+        """Every API key, without what it is made of. Scope: admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateKey(self, request, context):
+        """A new API key; its token is in this answer and nowhere else.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeKey(self, request, context):
+        """The key is refused everywhere within 5 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListLeaders(self, request, context):
+        """Which process fires schedules, prunes and delivers the outbox.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Check(self, request, context):
+        """The engine, and what is not as it should be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_StoreServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ListQueues': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQueues,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListQueuesRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListQueuesResponse.SerializeToString,
+            ),
+            'GetQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetQueue,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.GetQueueRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.Queue.SerializeToString,
+            ),
+            'PauseQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseQueue,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.PauseRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.SerializeToString,
+            ),
+            'ResumeQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeQueue,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ResumeRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.SerializeToString,
+            ),
+            'PurgeQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.PurgeQueue,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.PurgeQueueRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.ChangeResponse.SerializeToString,
+            ),
+            'PutQueueSettings': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutQueueSettings,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.PutQueueSettingsRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.Queue.SerializeToString,
+            ),
+            'DropQueueSettings': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropQueueSettings,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.DropRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.DropResponse.SerializeToString,
+            ),
+            'Scale': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ScaleRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.ScaleResponse.SerializeToString,
+            ),
+            'ListTypes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTypes,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListTypesRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListTypesResponse.SerializeToString,
+            ),
+            'PauseType': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseType,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.PauseRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.SerializeToString,
+            ),
+            'ResumeType': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeType,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ResumeRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.SerializeToString,
+            ),
+            'ListSchedules': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSchedules,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListSchedulesRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListSchedulesResponse.SerializeToString,
+            ),
+            'GetSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSchedule,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.GetScheduleRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.Schedule.SerializeToString,
+            ),
+            'PutSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutSchedule,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.PutScheduleRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.Schedule.SerializeToString,
+            ),
+            'DeleteSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSchedule,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.DropRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.DropResponse.SerializeToString,
+            ),
+            'PauseSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseSchedule,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.PauseRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.SerializeToString,
+            ),
+            'ResumeSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeSchedule,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ResumeRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.SerializeToString,
+            ),
+            'TriggerSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.TriggerSchedule,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.TriggerScheduleRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.SubmitResponse.SerializeToString,
+            ),
+            'ListWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWorkers,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListWorkersRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListWorkersResponse.SerializeToString,
+            ),
+            'GetWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWorker,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.GetWorkerRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.Worker.SerializeToString,
+            ),
+            'CommandWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommandWorker,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.CommandWorkerRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.CommandWorkerResponse.SerializeToString,
+            ),
+            'ListLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLimits,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListLimitsRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListLimitsResponse.SerializeToString,
+            ),
+            'GetLimit': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLimit,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.GetLimitRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.Limit.SerializeToString,
+            ),
+            'PutLimit': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutLimit,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.PutLimitRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.Limit.SerializeToString,
+            ),
+            'DropLimit': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropLimit,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.DropRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.DropResponse.SerializeToString,
+            ),
+            'ListKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListKeys,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListKeysRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListKeysResponse.SerializeToString,
+            ),
+            'CreateKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateKey,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.CreateKeyRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.CreateKeyResponse.SerializeToString,
+            ),
+            'RevokeKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeKey,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.RevokeKeyRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.RevokeKeyResponse.SerializeToString,
+            ),
+            'ListLeaders': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLeaders,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.ListLeadersRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.ListLeadersResponse.SerializeToString,
+            ),
+            'Check': grpc.unary_unary_rpc_method_handler(
+                    servicer.Check,
+                    request_deserializer=taskmill_dot_v1_dot_taskmill__pb2.CheckRequest.FromString,
+                    response_serializer=taskmill_dot_v1_dot_taskmill__pb2.CheckResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'taskmill.v1.Store', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('taskmill.v1.Store', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Store:
+    """The store as a whole, for operators. Reading needs the scope read, changing it admin, both with a key of the whole store. Changes are in the audit log.
+    """
+
+    @staticmethod
+    def ListQueues(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/ListQueues',
+            taskmill_dot_v1_dot_taskmill__pb2.ListQueuesRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.ListQueuesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/GetQueue',
+            taskmill_dot_v1_dot_taskmill__pb2.GetQueueRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.Queue.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/PauseQueue',
+            taskmill_dot_v1_dot_taskmill__pb2.PauseRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/ResumeQueue',
+            taskmill_dot_v1_dot_taskmill__pb2.ResumeRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PurgeQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/PurgeQueue',
+            taskmill_dot_v1_dot_taskmill__pb2.PurgeQueueRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.ChangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutQueueSettings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/PutQueueSettings',
+            taskmill_dot_v1_dot_taskmill__pb2.PutQueueSettingsRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.Queue.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropQueueSettings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/DropQueueSettings',
+            taskmill_dot_v1_dot_taskmill__pb2.DropRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.DropResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/Scale',
+            taskmill_dot_v1_dot_taskmill__pb2.ScaleRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.ScaleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTypes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/ListTypes',
+            taskmill_dot_v1_dot_taskmill__pb2.ListTypesRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.ListTypesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseType(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/PauseType',
+            taskmill_dot_v1_dot_taskmill__pb2.PauseRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeType(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/ResumeType',
+            taskmill_dot_v1_dot_taskmill__pb2.ResumeRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSchedules(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/ListSchedules',
+            taskmill_dot_v1_dot_taskmill__pb2.ListSchedulesRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.ListSchedulesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/GetSchedule',
+            taskmill_dot_v1_dot_taskmill__pb2.GetScheduleRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.Schedule.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/PutSchedule',
+            taskmill_dot_v1_dot_taskmill__pb2.PutScheduleRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.Schedule.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/DeleteSchedule',
+            taskmill_dot_v1_dot_taskmill__pb2.DropRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.DropResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/PauseSchedule',
+            taskmill_dot_v1_dot_taskmill__pb2.PauseRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/ResumeSchedule',
+            taskmill_dot_v1_dot_taskmill__pb2.ResumeRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TriggerSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/TriggerSchedule',
+            taskmill_dot_v1_dot_taskmill__pb2.TriggerScheduleRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.SubmitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/ListWorkers',
+            taskmill_dot_v1_dot_taskmill__pb2.ListWorkersRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/GetWorker',
+            taskmill_dot_v1_dot_taskmill__pb2.GetWorkerRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.Worker.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommandWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/CommandWorker',
+            taskmill_dot_v1_dot_taskmill__pb2.CommandWorkerRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.CommandWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/ListLimits',
+            taskmill_dot_v1_dot_taskmill__pb2.ListLimitsRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.ListLimitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLimit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/GetLimit',
+            taskmill_dot_v1_dot_taskmill__pb2.GetLimitRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.Limit.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutLimit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/PutLimit',
+            taskmill_dot_v1_dot_taskmill__pb2.PutLimitRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.Limit.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropLimit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/DropLimit',
+            taskmill_dot_v1_dot_taskmill__pb2.DropRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.DropResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/ListKeys',
+            taskmill_dot_v1_dot_taskmill__pb2.ListKeysRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.ListKeysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/CreateKey',
+            taskmill_dot_v1_dot_taskmill__pb2.CreateKeyRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.CreateKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/RevokeKey',
+            taskmill_dot_v1_dot_taskmill__pb2.RevokeKeyRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.RevokeKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLeaders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/ListLeaders',
+            taskmill_dot_v1_dot_taskmill__pb2.ListLeadersRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.ListLeadersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Check(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taskmill.v1.Store/Check',
+            taskmill_dot_v1_dot_taskmill__pb2.CheckRequest.SerializeToString,
+            taskmill_dot_v1_dot_taskmill__pb2.CheckResponse.FromString,
             options,
             channel_credentials,
             insecure,

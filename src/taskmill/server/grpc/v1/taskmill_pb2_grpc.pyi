@@ -3,7 +3,8 @@
 isort:skip_file
 Taskmill over gRPC.
 
-Two services on one port: Tasks is for programs that submit and look after tasks, Workers is the worker protocol for any language.
+Three services on one port: Tasks is for programs that submit and look after tasks, Store for operators (queues, types, schedules, workers, limits,
+keys), Workers is the worker protocol for any language.
 
 Every call carries an API key as metadata, `authorization: Bearer tm_…`; the tenant of a task is that of the key and is said nowhere here.
 A server without keys listens on its own machine only and asks for none.
@@ -61,6 +62,16 @@ class TasksStub:
     """
     List: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.ListRequest, _taskmill_pb2.ListResponse]
     """Tasks that match, newest first, in pages. Scope: read; payloads and results need read-payload."""
+    Count: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.CountRequest, _taskmill_pb2.CountResponse]
+    """How many tasks match. Scope: read."""
+    Wait: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.WaitRequest, _taskmill_pb2.WaitResponse]
+    """How the tasks named have ended, as soon as one has, or cannot be seen; empty when the time is over. Scope: read."""
+    Edges: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.EdgesRequest, _taskmill_pb2.EdgesResponse]
+    """What a task waits or waited for, in order, in pages. Scope: read; results need read-payload."""
+    Signal: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.SignalRequest, _taskmill_pb2.SignalResponse]
+    """Send a task a named value. Scope: submit."""
+    Unseal: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.UnsealRequest, _taskmill_pb2.UnsealResponse]
+    """Break the seals of tasks: all that they wait for has been submitted. Scope: submit."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.CancelRequest, _taskmill_pb2.ChangeResponse]
     """Waiting tasks are cancelled, running ones told. Scope: cancel."""
     Requeue: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.RequeueRequest, _taskmill_pb2.ChangeResponse]
@@ -93,6 +104,16 @@ class TasksAsyncStub(TasksStub):
     """
     List: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.ListRequest, _taskmill_pb2.ListResponse]  # type: ignore[assignment]
     """Tasks that match, newest first, in pages. Scope: read; payloads and results need read-payload."""
+    Count: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.CountRequest, _taskmill_pb2.CountResponse]  # type: ignore[assignment]
+    """How many tasks match. Scope: read."""
+    Wait: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.WaitRequest, _taskmill_pb2.WaitResponse]  # type: ignore[assignment]
+    """How the tasks named have ended, as soon as one has, or cannot be seen; empty when the time is over. Scope: read."""
+    Edges: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.EdgesRequest, _taskmill_pb2.EdgesResponse]  # type: ignore[assignment]
+    """What a task waits or waited for, in order, in pages. Scope: read; results need read-payload."""
+    Signal: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.SignalRequest, _taskmill_pb2.SignalResponse]  # type: ignore[assignment]
+    """Send a task a named value. Scope: submit."""
+    Unseal: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.UnsealRequest, _taskmill_pb2.UnsealResponse]  # type: ignore[assignment]
+    """Break the seals of tasks: all that they wait for has been submitted. Scope: submit."""
     Cancel: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.CancelRequest, _taskmill_pb2.ChangeResponse]  # type: ignore[assignment]
     """Waiting tasks are cancelled, running ones told. Scope: cancel."""
     Requeue: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.RequeueRequest, _taskmill_pb2.ChangeResponse]  # type: ignore[assignment]
@@ -154,6 +175,46 @@ class TasksServicer(metaclass=_abc_1.ABCMeta):
         """Tasks that match, newest first, in pages. Scope: read; payloads and results need read-payload."""
 
     @_abc_1.abstractmethod
+    def Count(
+        self,
+        request: _taskmill_pb2.CountRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.CountResponse, _abc.Awaitable[_taskmill_pb2.CountResponse]]:
+        """How many tasks match. Scope: read."""
+
+    @_abc_1.abstractmethod
+    def Wait(
+        self,
+        request: _taskmill_pb2.WaitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.WaitResponse, _abc.Awaitable[_taskmill_pb2.WaitResponse]]:
+        """How the tasks named have ended, as soon as one has, or cannot be seen; empty when the time is over. Scope: read."""
+
+    @_abc_1.abstractmethod
+    def Edges(
+        self,
+        request: _taskmill_pb2.EdgesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.EdgesResponse, _abc.Awaitable[_taskmill_pb2.EdgesResponse]]:
+        """What a task waits or waited for, in order, in pages. Scope: read; results need read-payload."""
+
+    @_abc_1.abstractmethod
+    def Signal(
+        self,
+        request: _taskmill_pb2.SignalRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.SignalResponse, _abc.Awaitable[_taskmill_pb2.SignalResponse]]:
+        """Send a task a named value. Scope: submit."""
+
+    @_abc_1.abstractmethod
+    def Unseal(
+        self,
+        request: _taskmill_pb2.UnsealRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.UnsealResponse, _abc.Awaitable[_taskmill_pb2.UnsealResponse]]:
+        """Break the seals of tasks: all that they wait for has been submitted. Scope: submit."""
+
+    @_abc_1.abstractmethod
     def Cancel(
         self,
         request: _taskmill_pb2.CancelRequest,
@@ -188,6 +249,385 @@ class TasksServicer(metaclass=_abc_1.ABCMeta):
         """
 
 def add_TasksServicer_to_server(servicer: TasksServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class StoreStub:
+    """The store as a whole, for operators. Reading needs the scope read, changing it admin, both with a key of the whole store. Changes are in the audit log."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> StoreAsyncStub: ...
+    ListQueues: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.ListQueuesRequest, _taskmill_pb2.ListQueuesResponse]
+    """Every queue that a task, a type, a worker or a setting names; counts may be 5 s old."""
+    GetQueue: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.GetQueueRequest, _taskmill_pb2.Queue]
+    """One queue; NOT_FOUND says which was meant."""
+    PauseQueue: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.PauseRequest, _taskmill_pb2.PauseResponse]
+    """Workers claim nothing of the queue until it is resumed; running tasks go on."""
+    ResumeQueue: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.ResumeRequest, _taskmill_pb2.PauseResponse]
+    """Workers claim from the queue again."""
+    PurgeQueue: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.PurgeQueueRequest, _taskmill_pb2.ChangeResponse]
+    """Every waiting task of the queue is cancelled and its record removed."""
+    PutQueueSettings: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.PutQueueSettingsRequest, _taskmill_pb2.Queue]
+    """How the queue shares itself out from now on."""
+    DropQueueSettings: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.DropRequest, _taskmill_pb2.DropResponse]
+    """The defaults hold again."""
+    Scale: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.ScaleRequest, _taskmill_pb2.ScaleResponse]
+    """One number to scale workers by: ready and running tasks of a queue."""
+    ListTypes: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.ListTypesRequest, _taskmill_pb2.ListTypesResponse]
+    """Every type that a worker has registered or a person has put."""
+    PauseType: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.PauseRequest, _taskmill_pb2.PauseResponse]
+    """Workers claim no task of the type until it is resumed."""
+    ResumeType: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.ResumeRequest, _taskmill_pb2.PauseResponse]
+    """Workers claim tasks of the type again."""
+    ListSchedules: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.ListSchedulesRequest, _taskmill_pb2.ListSchedulesResponse]
+    """Every schedule, those that code declares and those that were put."""
+    GetSchedule: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.GetScheduleRequest, _taskmill_pb2.Schedule]
+    """One schedule, with its next five times."""
+    PutSchedule: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.PutScheduleRequest, _taskmill_pb2.Schedule]
+    """Make or change a schedule; it stands over one that code declares until it is deleted."""
+    DeleteSchedule: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.DropRequest, _taskmill_pb2.DropResponse]
+    """What was put is gone; a schedule that code declares under this name holds again."""
+    PauseSchedule: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.PauseRequest, _taskmill_pb2.PauseResponse]
+    """The schedule fires no more until it is resumed."""
+    ResumeSchedule: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.ResumeRequest, _taskmill_pb2.PauseResponse]
+    """The schedule fires again."""
+    TriggerSchedule: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.TriggerScheduleRequest, _taskmill_pb2.SubmitResponse]
+    """Make the schedule's task now; its times stay as they are."""
+    ListWorkers: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.ListWorkersRequest, _taskmill_pb2.ListWorkersResponse]
+    """Every registered worker, oldest first."""
+    GetWorker: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.GetWorkerRequest, _taskmill_pb2.Worker]
+    """One worker; NOT_FOUND says which was meant."""
+    CommandWorker: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.CommandWorkerRequest, _taskmill_pb2.CommandWorkerResponse]
+    """The worker is told with its next heartbeat."""
+    ListLimits: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.ListLimitsRequest, _taskmill_pb2.ListLimitsResponse]
+    """Every limit in force."""
+    GetLimit: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.GetLimitRequest, _taskmill_pb2.Limit]
+    """One limit; NOT_FOUND says which was meant."""
+    PutLimit: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.PutLimitRequest, _taskmill_pb2.Limit]
+    """These numbers for every claim from now on, over what code declares."""
+    DropLimit: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.DropRequest, _taskmill_pb2.DropResponse]
+    """What was put is gone; a limit that code declares under this name holds again."""
+    ListKeys: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.ListKeysRequest, _taskmill_pb2.ListKeysResponse]
+    """Every API key, without what it is made of. Scope: admin."""
+    CreateKey: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.CreateKeyRequest, _taskmill_pb2.CreateKeyResponse]
+    """A new API key; its token is in this answer and nowhere else."""
+    RevokeKey: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.RevokeKeyRequest, _taskmill_pb2.RevokeKeyResponse]
+    """The key is refused everywhere within 5 s."""
+    ListLeaders: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.ListLeadersRequest, _taskmill_pb2.ListLeadersResponse]
+    """Which process fires schedules, prunes and delivers the outbox."""
+    Check: _grpc.UnaryUnaryMultiCallable[_taskmill_pb2.CheckRequest, _taskmill_pb2.CheckResponse]
+    """The engine, and what is not as it should be."""
+
+@_typing.type_check_only
+class StoreAsyncStub(StoreStub):
+    """The store as a whole, for operators. Reading needs the scope read, changing it admin, both with a key of the whole store. Changes are in the audit log."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    ListQueues: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.ListQueuesRequest, _taskmill_pb2.ListQueuesResponse]  # type: ignore[assignment]
+    """Every queue that a task, a type, a worker or a setting names; counts may be 5 s old."""
+    GetQueue: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.GetQueueRequest, _taskmill_pb2.Queue]  # type: ignore[assignment]
+    """One queue; NOT_FOUND says which was meant."""
+    PauseQueue: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.PauseRequest, _taskmill_pb2.PauseResponse]  # type: ignore[assignment]
+    """Workers claim nothing of the queue until it is resumed; running tasks go on."""
+    ResumeQueue: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.ResumeRequest, _taskmill_pb2.PauseResponse]  # type: ignore[assignment]
+    """Workers claim from the queue again."""
+    PurgeQueue: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.PurgeQueueRequest, _taskmill_pb2.ChangeResponse]  # type: ignore[assignment]
+    """Every waiting task of the queue is cancelled and its record removed."""
+    PutQueueSettings: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.PutQueueSettingsRequest, _taskmill_pb2.Queue]  # type: ignore[assignment]
+    """How the queue shares itself out from now on."""
+    DropQueueSettings: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.DropRequest, _taskmill_pb2.DropResponse]  # type: ignore[assignment]
+    """The defaults hold again."""
+    Scale: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.ScaleRequest, _taskmill_pb2.ScaleResponse]  # type: ignore[assignment]
+    """One number to scale workers by: ready and running tasks of a queue."""
+    ListTypes: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.ListTypesRequest, _taskmill_pb2.ListTypesResponse]  # type: ignore[assignment]
+    """Every type that a worker has registered or a person has put."""
+    PauseType: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.PauseRequest, _taskmill_pb2.PauseResponse]  # type: ignore[assignment]
+    """Workers claim no task of the type until it is resumed."""
+    ResumeType: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.ResumeRequest, _taskmill_pb2.PauseResponse]  # type: ignore[assignment]
+    """Workers claim tasks of the type again."""
+    ListSchedules: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.ListSchedulesRequest, _taskmill_pb2.ListSchedulesResponse]  # type: ignore[assignment]
+    """Every schedule, those that code declares and those that were put."""
+    GetSchedule: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.GetScheduleRequest, _taskmill_pb2.Schedule]  # type: ignore[assignment]
+    """One schedule, with its next five times."""
+    PutSchedule: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.PutScheduleRequest, _taskmill_pb2.Schedule]  # type: ignore[assignment]
+    """Make or change a schedule; it stands over one that code declares until it is deleted."""
+    DeleteSchedule: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.DropRequest, _taskmill_pb2.DropResponse]  # type: ignore[assignment]
+    """What was put is gone; a schedule that code declares under this name holds again."""
+    PauseSchedule: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.PauseRequest, _taskmill_pb2.PauseResponse]  # type: ignore[assignment]
+    """The schedule fires no more until it is resumed."""
+    ResumeSchedule: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.ResumeRequest, _taskmill_pb2.PauseResponse]  # type: ignore[assignment]
+    """The schedule fires again."""
+    TriggerSchedule: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.TriggerScheduleRequest, _taskmill_pb2.SubmitResponse]  # type: ignore[assignment]
+    """Make the schedule's task now; its times stay as they are."""
+    ListWorkers: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.ListWorkersRequest, _taskmill_pb2.ListWorkersResponse]  # type: ignore[assignment]
+    """Every registered worker, oldest first."""
+    GetWorker: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.GetWorkerRequest, _taskmill_pb2.Worker]  # type: ignore[assignment]
+    """One worker; NOT_FOUND says which was meant."""
+    CommandWorker: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.CommandWorkerRequest, _taskmill_pb2.CommandWorkerResponse]  # type: ignore[assignment]
+    """The worker is told with its next heartbeat."""
+    ListLimits: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.ListLimitsRequest, _taskmill_pb2.ListLimitsResponse]  # type: ignore[assignment]
+    """Every limit in force."""
+    GetLimit: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.GetLimitRequest, _taskmill_pb2.Limit]  # type: ignore[assignment]
+    """One limit; NOT_FOUND says which was meant."""
+    PutLimit: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.PutLimitRequest, _taskmill_pb2.Limit]  # type: ignore[assignment]
+    """These numbers for every claim from now on, over what code declares."""
+    DropLimit: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.DropRequest, _taskmill_pb2.DropResponse]  # type: ignore[assignment]
+    """What was put is gone; a limit that code declares under this name holds again."""
+    ListKeys: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.ListKeysRequest, _taskmill_pb2.ListKeysResponse]  # type: ignore[assignment]
+    """Every API key, without what it is made of. Scope: admin."""
+    CreateKey: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.CreateKeyRequest, _taskmill_pb2.CreateKeyResponse]  # type: ignore[assignment]
+    """A new API key; its token is in this answer and nowhere else."""
+    RevokeKey: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.RevokeKeyRequest, _taskmill_pb2.RevokeKeyResponse]  # type: ignore[assignment]
+    """The key is refused everywhere within 5 s."""
+    ListLeaders: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.ListLeadersRequest, _taskmill_pb2.ListLeadersResponse]  # type: ignore[assignment]
+    """Which process fires schedules, prunes and delivers the outbox."""
+    Check: _aio.UnaryUnaryMultiCallable[_taskmill_pb2.CheckRequest, _taskmill_pb2.CheckResponse]  # type: ignore[assignment]
+    """The engine, and what is not as it should be."""
+
+class StoreServicer(metaclass=_abc_1.ABCMeta):
+    """The store as a whole, for operators. Reading needs the scope read, changing it admin, both with a key of the whole store. Changes are in the audit log."""
+
+    @_abc_1.abstractmethod
+    def ListQueues(
+        self,
+        request: _taskmill_pb2.ListQueuesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.ListQueuesResponse, _abc.Awaitable[_taskmill_pb2.ListQueuesResponse]]:
+        """Every queue that a task, a type, a worker or a setting names; counts may be 5 s old."""
+
+    @_abc_1.abstractmethod
+    def GetQueue(
+        self,
+        request: _taskmill_pb2.GetQueueRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.Queue, _abc.Awaitable[_taskmill_pb2.Queue]]:
+        """One queue; NOT_FOUND says which was meant."""
+
+    @_abc_1.abstractmethod
+    def PauseQueue(
+        self,
+        request: _taskmill_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.PauseResponse, _abc.Awaitable[_taskmill_pb2.PauseResponse]]:
+        """Workers claim nothing of the queue until it is resumed; running tasks go on."""
+
+    @_abc_1.abstractmethod
+    def ResumeQueue(
+        self,
+        request: _taskmill_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.PauseResponse, _abc.Awaitable[_taskmill_pb2.PauseResponse]]:
+        """Workers claim from the queue again."""
+
+    @_abc_1.abstractmethod
+    def PurgeQueue(
+        self,
+        request: _taskmill_pb2.PurgeQueueRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.ChangeResponse, _abc.Awaitable[_taskmill_pb2.ChangeResponse]]:
+        """Every waiting task of the queue is cancelled and its record removed."""
+
+    @_abc_1.abstractmethod
+    def PutQueueSettings(
+        self,
+        request: _taskmill_pb2.PutQueueSettingsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.Queue, _abc.Awaitable[_taskmill_pb2.Queue]]:
+        """How the queue shares itself out from now on."""
+
+    @_abc_1.abstractmethod
+    def DropQueueSettings(
+        self,
+        request: _taskmill_pb2.DropRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.DropResponse, _abc.Awaitable[_taskmill_pb2.DropResponse]]:
+        """The defaults hold again."""
+
+    @_abc_1.abstractmethod
+    def Scale(
+        self,
+        request: _taskmill_pb2.ScaleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.ScaleResponse, _abc.Awaitable[_taskmill_pb2.ScaleResponse]]:
+        """One number to scale workers by: ready and running tasks of a queue."""
+
+    @_abc_1.abstractmethod
+    def ListTypes(
+        self,
+        request: _taskmill_pb2.ListTypesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.ListTypesResponse, _abc.Awaitable[_taskmill_pb2.ListTypesResponse]]:
+        """Every type that a worker has registered or a person has put."""
+
+    @_abc_1.abstractmethod
+    def PauseType(
+        self,
+        request: _taskmill_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.PauseResponse, _abc.Awaitable[_taskmill_pb2.PauseResponse]]:
+        """Workers claim no task of the type until it is resumed."""
+
+    @_abc_1.abstractmethod
+    def ResumeType(
+        self,
+        request: _taskmill_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.PauseResponse, _abc.Awaitable[_taskmill_pb2.PauseResponse]]:
+        """Workers claim tasks of the type again."""
+
+    @_abc_1.abstractmethod
+    def ListSchedules(
+        self,
+        request: _taskmill_pb2.ListSchedulesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.ListSchedulesResponse, _abc.Awaitable[_taskmill_pb2.ListSchedulesResponse]]:
+        """Every schedule, those that code declares and those that were put."""
+
+    @_abc_1.abstractmethod
+    def GetSchedule(
+        self,
+        request: _taskmill_pb2.GetScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.Schedule, _abc.Awaitable[_taskmill_pb2.Schedule]]:
+        """One schedule, with its next five times."""
+
+    @_abc_1.abstractmethod
+    def PutSchedule(
+        self,
+        request: _taskmill_pb2.PutScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.Schedule, _abc.Awaitable[_taskmill_pb2.Schedule]]:
+        """Make or change a schedule; it stands over one that code declares until it is deleted."""
+
+    @_abc_1.abstractmethod
+    def DeleteSchedule(
+        self,
+        request: _taskmill_pb2.DropRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.DropResponse, _abc.Awaitable[_taskmill_pb2.DropResponse]]:
+        """What was put is gone; a schedule that code declares under this name holds again."""
+
+    @_abc_1.abstractmethod
+    def PauseSchedule(
+        self,
+        request: _taskmill_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.PauseResponse, _abc.Awaitable[_taskmill_pb2.PauseResponse]]:
+        """The schedule fires no more until it is resumed."""
+
+    @_abc_1.abstractmethod
+    def ResumeSchedule(
+        self,
+        request: _taskmill_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.PauseResponse, _abc.Awaitable[_taskmill_pb2.PauseResponse]]:
+        """The schedule fires again."""
+
+    @_abc_1.abstractmethod
+    def TriggerSchedule(
+        self,
+        request: _taskmill_pb2.TriggerScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.SubmitResponse, _abc.Awaitable[_taskmill_pb2.SubmitResponse]]:
+        """Make the schedule's task now; its times stay as they are."""
+
+    @_abc_1.abstractmethod
+    def ListWorkers(
+        self,
+        request: _taskmill_pb2.ListWorkersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.ListWorkersResponse, _abc.Awaitable[_taskmill_pb2.ListWorkersResponse]]:
+        """Every registered worker, oldest first."""
+
+    @_abc_1.abstractmethod
+    def GetWorker(
+        self,
+        request: _taskmill_pb2.GetWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.Worker, _abc.Awaitable[_taskmill_pb2.Worker]]:
+        """One worker; NOT_FOUND says which was meant."""
+
+    @_abc_1.abstractmethod
+    def CommandWorker(
+        self,
+        request: _taskmill_pb2.CommandWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.CommandWorkerResponse, _abc.Awaitable[_taskmill_pb2.CommandWorkerResponse]]:
+        """The worker is told with its next heartbeat."""
+
+    @_abc_1.abstractmethod
+    def ListLimits(
+        self,
+        request: _taskmill_pb2.ListLimitsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.ListLimitsResponse, _abc.Awaitable[_taskmill_pb2.ListLimitsResponse]]:
+        """Every limit in force."""
+
+    @_abc_1.abstractmethod
+    def GetLimit(
+        self,
+        request: _taskmill_pb2.GetLimitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.Limit, _abc.Awaitable[_taskmill_pb2.Limit]]:
+        """One limit; NOT_FOUND says which was meant."""
+
+    @_abc_1.abstractmethod
+    def PutLimit(
+        self,
+        request: _taskmill_pb2.PutLimitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.Limit, _abc.Awaitable[_taskmill_pb2.Limit]]:
+        """These numbers for every claim from now on, over what code declares."""
+
+    @_abc_1.abstractmethod
+    def DropLimit(
+        self,
+        request: _taskmill_pb2.DropRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.DropResponse, _abc.Awaitable[_taskmill_pb2.DropResponse]]:
+        """What was put is gone; a limit that code declares under this name holds again."""
+
+    @_abc_1.abstractmethod
+    def ListKeys(
+        self,
+        request: _taskmill_pb2.ListKeysRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.ListKeysResponse, _abc.Awaitable[_taskmill_pb2.ListKeysResponse]]:
+        """Every API key, without what it is made of. Scope: admin."""
+
+    @_abc_1.abstractmethod
+    def CreateKey(
+        self,
+        request: _taskmill_pb2.CreateKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.CreateKeyResponse, _abc.Awaitable[_taskmill_pb2.CreateKeyResponse]]:
+        """A new API key; its token is in this answer and nowhere else."""
+
+    @_abc_1.abstractmethod
+    def RevokeKey(
+        self,
+        request: _taskmill_pb2.RevokeKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.RevokeKeyResponse, _abc.Awaitable[_taskmill_pb2.RevokeKeyResponse]]:
+        """The key is refused everywhere within 5 s."""
+
+    @_abc_1.abstractmethod
+    def ListLeaders(
+        self,
+        request: _taskmill_pb2.ListLeadersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.ListLeadersResponse, _abc.Awaitable[_taskmill_pb2.ListLeadersResponse]]:
+        """Which process fires schedules, prunes and delivers the outbox."""
+
+    @_abc_1.abstractmethod
+    def Check(
+        self,
+        request: _taskmill_pb2.CheckRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_taskmill_pb2.CheckResponse, _abc.Awaitable[_taskmill_pb2.CheckResponse]]:
+        """The engine, and what is not as it should be."""
+
+def add_StoreServicer_to_server(servicer: StoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class WorkersStub:
     """The worker protocol. A worker joins, claims, runs, finishes, and beats all the while: at least every third of its lease.

@@ -7,12 +7,11 @@ own. It cannot have been removed, because what is owed is not pruned.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
-
 from taskmill.engine import Engine, Entry, Record
 from taskmill.engines.archive.store import Archive
+from taskmill.task import TERMINAL
 
-__all__ = ["Delivery", "Hot", "forgo"]
+__all__ = ["Delivery", "forgo"]
 
 READ = 100
 """Records asked of the hot store at once: its other callers wait for that long."""
@@ -20,19 +19,12 @@ MOST_BYTES = 8_000_000
 """Of payloads and results, after which what was read is written."""
 
 
-class Hot(Engine, Protocol):
-    """An engine that can have an archive."""
-
-    async def whole(self, ids: Sequence[str]) -> tuple[Record, ...]:
-        """Those of the tasks that have ended, each with its attempts, as they are at one moment."""
-
-
 class Delivery:
     """Copies what has ended from the engine to the archive. `batch` is how many entries it would have at once."""
 
     batch = 500
 
-    def __init__(self, engine: Hot, archive: Archive) -> None:
+    def __init__(self, engine: Engine, archive: Archive) -> None:
         self._engine = engine
         self._archive = archive
 
@@ -44,7 +36,8 @@ class Delivery:
         """Those that have ended, in pieces for one transaction each."""
         piece: list[Record] = []
         for start in range(0, len(ids), READ):
-            piece += await self._engine.whole(ids[start : start + READ])
+            found = await self._engine.records(ids[start : start + READ])
+            piece += [record for record in found if record is not None and record.task.state in TERMINAL]
             if sum(len(record.task.payload) + len(record.task.result or b"") for record in piece) > MOST_BYTES:
                 yield piece
                 piece = []

@@ -10,7 +10,7 @@ import msgspec
 from taskmill.clock import SECOND, format_duration
 from taskmill.config import Secret, engine_kind, url_parameters
 from taskmill.engine import Engine, Entry, Finding
-from taskmill.engines.archive.delivery import Delivery, Hot, forgo
+from taskmill.engines.archive.delivery import Delivery, forgo
 from taskmill.engines.archive.store import Archive
 from taskmill.engines.postgres.target import Target, parse
 from taskmill.errors import Expired, InvalidSettings, NotFound, StoreError
@@ -26,7 +26,7 @@ NONE = "none"
 """In place of a URL: what is still owed to an archive is let go."""
 
 
-def archived(engine: Hot, url: Secret, *, busy_timeout: int = 30 * SECOND) -> Engine:
+def archived(engine: Engine, url: Secret, *, busy_timeout: int = 30 * SECOND) -> Engine:
     """The engine with the archive of this URL behind it; nothing is opened yet."""
     if url.reveal() == NONE:
         return cast("Engine", _GivenUp(engine))
@@ -60,7 +60,7 @@ class _GivenUp:
 class _Archived:
     """`deliverers` is for whoever looks after the store."""
 
-    def __init__(self, engine: Hot, archive: Archive) -> None:
+    def __init__(self, engine: Engine, archive: Archive) -> None:
         self._engine = engine
         self._archive = archive
         self.deliverers: Mapping[str, Callable[[Sequence[Entry]], Awaitable[None]]] = {KIND: Delivery(engine, archive)}

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError, ResponseError
 from taskmill.clock import MINUTE, SECOND, format_duration
 from taskmill.engine import Durability, Finding
 from taskmill.engines.redis.nodes import Client
-from taskmill.engines.redis.store import Shards, Store, translate
+from taskmill.engines.redis.store import SCHEMA, Shards, Store, translate
 from taskmill.engines.redis.target import Target
 from taskmill.errors import AnswerLost, InvalidSettings, StoreError, WrongStore
 
@@ -22,7 +22,11 @@ log = logging.getLogger("taskmill")
 
 OLDEST = (6, 2)
 WAITAOF = (7, 2)
-SCHEMA = 1
+UPGRADED = 500
+"""Tasks of one slice of an upgrade."""
+STUCK = 1_000
+"""Waiting tasks of one look."""
+LOOKS = 10
 OURS = {"ids": "zset", "queues": "set", "counts": "hash", "workers": "hash", "seq": "string", "token": "string"}
 """Some keys of every store, and what they are."""
 PATCHED = {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2}
@@ -74,6 +78,20 @@ async def own(store: Store, *, make: bool = True) -> None:
         raise WrongStore(f"{store.target} was made with {found['shards']} shards, not {shards}", code="other_shards", hint=hint)
     if make and not found:
         await store.ask("HSET", key, "schema", SCHEMA, "shards", shards)
+    elif make:
+        await _upgrade(store.shards)
+
+
+async def _upgrade(shards: Shards) -> None:
+    """What programs before this one stored is brought to this schema, in slices; a program that ends in the midst leaves the rest to the next. Shard 0 is the last:
+    while it says the old schema, the others are looked at."""
+    first = shards[0]
+    if int(await first.ask("HGET", first.key("store"), "schema")) == SCHEMA:
+        return
+    log.warning("%s is brought to schema %s; stop programs of the version before", shards.target, SCHEMA)
+    for store in reversed(await shards.in_use()):
+        while await store.run("upgrade", [UPGRADED]):
+            pass
 
 
 async def _kind(store: Store, name: str) -> str:
@@ -136,7 +154,23 @@ def _version(about: dict[str, str]) -> tuple[int, int]:
 async def check(shards: Shards) -> tuple[Finding, ...]:
     """What is true of one of the servers is said once."""
     found = {finding: None for about in await _abouts(shards) for finding in (*_persistence(about), *_replicas(about, shards.target), *_lua(about))}
-    return (*found, *await _outbox(shards))
+    return (*found, *await _outbox(shards), *await _stuck(shards))
+
+
+async def _stuck(shards: Shards) -> list[Finding]:
+    """Waiting tasks that nothing will wake, among the oldest."""
+    ids: list[str] = []
+    for store in await shards.in_use():
+        after: Any = 0
+        for _ in range(LOOKS):
+            found, after = await store.run("stuck", [after, STUCK, False])
+            ids += found or ()
+            if after is False:
+                break
+    if not ids:
+        return []
+    message = f"{len(ids)} tasks wait for nothing any more: {', '.join(ids[:3])}{' …' if len(ids) > 3 else ''}"
+    return [Finding("error", "stuck_waiting", message, "a worker, or taskmill scheduler, makes them ready within minutes: is one running?")]
 
 
 async def _outbox(shards: Shards) -> list[Finding]:

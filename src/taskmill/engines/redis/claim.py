@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from taskmill.engine import Claim, Claimed, Room
-from taskmill.engines.redis.inspect import edges
+from taskmill.engines.redis.inspect import edges, signal_of
 from taskmill.engines.redis.records import Body, Header, Held, parts, pieces
 from taskmill.engines.redis.records import claimed as under
 from taskmill.engines.redis.store import Store
@@ -31,9 +31,10 @@ CROWDED = 16
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
-async def claim(store: Store, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
+async def claim(store: Store, worker: str, request: int, queues: Sequence[str], room: Room, most_bytes: int | None = None) -> Claim:
+    """`most_bytes`: the bytes that there was room for before other shards gave something; a task that comes first may have more."""
     slots, prefetch = min(room.slots, PIECE), min(room.prefetch, max(0, PIECE - room.slots))
-    asked = [worker, request, list(queues), slots, prefetch, room.max_bytes, dict(room.types)]
+    asked = [worker, request, list(queues), slots, prefetch, room.max_bytes, dict(room.types), most_bytes or room.max_bytes]
     of = tuple(queues)
     left = store.crowded.pop(of, 0)
     if not left:
@@ -129,9 +130,4 @@ async def _with_all(store: Store, task: Claimed, flags: int) -> Claimed:
 
 
 async def signals(store: Store, id: str) -> tuple[Signal, ...]:
-    found = [msgspec.msgpack.decode(raw) for raw in await store.ask("LRANGE", store.key(f"signals:{id}"), 0, -1)]
-    return tuple(_signal(*row) for row in found)
-
-
-def _signal(number: int, name: str, data: str, id: str, at: int) -> Signal:
-    return Signal(number, name, data.encode(), id, at)
+    return tuple(signal_of(*msgspec.msgpack.decode(raw)) for raw in await store.ask("LRANGE", store.key(f"signals:{id}"), 0, -1))

@@ -354,15 +354,16 @@ class ClusterEngine:
         shown = {id: seen(shard, task) if isinstance(task, Task) else task for id, (shard, task) in found.items()}
         return tuple(shown.get(id) for id in ids)
 
-    async def whole(self, ids: Sequence[str]) -> tuple[Record, ...]:
-        """Tasks with their attempts, each of one moment; those that are not there are left out."""
+    async def records(self, ids: Sequence[str]) -> tuple[Record | None, ...]:
+        self._part(0)
+        inspect.check_records(ids)
         found = await self._crossing.located(ids)
         records: dict[str, Record] = {}
         for shard, some in by_shard({id: shard for id, (shard, _) in found.items()}).items():
-            for one in await self._part(shard).whole(some):
+            for one in filter(None, await self._part(shard).records(some)):
                 attempts = tuple(msgspec.structs.replace(attempt, token=outward(shard, attempt.token)) for attempt in one.attempts)
                 records[one.task.id] = msgspec.structs.replace(one, task=seen(shard, one.task), attempts=attempts)
-        return tuple(records[id] for id in ids if id in records)
+        return tuple(records.get(id) for id in ids)
 
     async def edges(self, task: str, *, after: int = 0, n: int = 1_000) -> tuple[EdgeResult, ...]:
         self._part(0)

@@ -100,7 +100,7 @@ class Crossing:
                 return None
             other = self._shards[home]
             until = await inspect.now_of(other) + (new.idempotency_window or self._shards.settings.rules.dedupe_window)
-            if not await other.run("yield", [new.id, until]):
+            if not await other.run("yield", [new.id, until, shard]):
                 return await submit.known_elsewhere(other, new)
             await self._shards.ask(pointer, "EVAL", MOVE, 1, pointer, home, shard)
         raise StoreError("a task with this id moves all the time", code="store_busy", hint="nothing was written, ask again")
@@ -137,17 +137,34 @@ class Crossing:
         at = {place: shards_of(record.task.queue, settings)[0] for place, record in enumerate(records)}
         named = await self.located([edge.task for record in records for edge in record.edges])
         homes = {id: shard for id, (shard, _) in named.items()} | {records[place].task.id: shard for place, shard in at.items()}
+        homes |= await self._expected({edge.task: at[place] for place, record in enumerate(records) for edge in record.edges if edge.task not in homes})
         there = await self.located([record.task.id for record in records])
         answers = {place: False for place, record in enumerate(records) if record.task.id in there}
         await self._use(set(at.values()))
         for shard, places in by_shard({place: shard for place, shard in at.items() if place not in answers}).items():
             for place in places:
-                pointer = self._pointer(records[place].task.id)
-                await self._shards.ask(pointer, "SET", pointer, shard)
+                await self._bring(records[place].task.id, shard)
             elsewhere = {id: home for id, home in homes.items() if home != shard}
             found = await restore(self._shards[shard], [_before(records[place]) for place in places], elsewhere)
             answers |= dict(zip(places, found, strict=True))
         return tuple(answers[place] for place in range(len(records)))
+
+    async def _expected(self, waited: Mapping[str, int]) -> dict[str, int]:
+        """Where tasks that are not there yet are waited for: where their ids say that they will be, else in the shard of the first that waits."""
+        said = {id: shard for id in waited if (shard := shard_said(id)) is not None}
+        others = [id for id in waited if id not in said]
+        for id in others:
+            await self._shards.ask(self._pointer(id), "SET", self._pointer(id), waited[id], "NX")
+        return said | await self._pointers(others)
+
+    async def _bring(self, id: str, shard: int) -> None:
+        """A pointer to this shard, before the task is there; those who wait for it elsewhere wait for it here."""
+        pointer = self._pointer(id)
+        home = (await self.homes([id])).get(id, shard)
+        if home != shard:
+            other = self._shards[home]
+            await other.run("yield", [id, await inspect.now_of(other) + DEFAULT_DEDUPE_WINDOW, shard])
+        await self._shards.ask(pointer, "SET", pointer, shard)
 
     async def _use(self, numbers: set[int]) -> None:
         """Shards are listed, and know the settings, before anything lies in them."""
@@ -200,7 +217,9 @@ class Crossing:
         if verb == "fell":
             await self._fell(shard, list(data))
         else:
-            await self._shards[shard].run("watch", [store.number, *data])
+            id, *rest = data
+            comes, watcher = rest or (False, store.number)
+            await self._shards[shard].run("watch", [watcher, id, comes])
 
 
 class Links:

@@ -41,8 +41,8 @@ from taskmill.engine import (
     WorkerInfo,
 )
 from taskmill.engines.outcomes import check_outcomes
-from taskmill.engines.redis import claim, finish, inspect, settings, submit
-from taskmill.engines.redis.check import check, emptied, guard
+from taskmill.engines.redis import claim, finish, inspect, listing, settings, submit
+from taskmill.engines.redis.check import STUCK, check, emptied, guard
 from taskmill.engines.redis.store import Shards, Store
 from taskmill.engines.redis.target import Target as Place
 from taskmill.engines.redis.waiting import Events, Hints, Waiters, Wakes, listen
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 __all__ = ["RedisEngine", "engine_of"]
 
 COUNTS_AGE = 5 * SECOND
+MEND = 60.0
+"""Seconds between two looks for tasks that wait for nothing."""
 
 
 def engine_of(
@@ -87,6 +89,8 @@ class RedisEngine:
         self._open = False
         self.served: dict[str, tuple[str, ...]] = {}
         """The workers that have joined here, with their queues."""
+        self._mend_at, self._mended = 0.0, 0
+        """When waiting tasks are looked at next, and behind which."""
         self._counts = Shared(lambda: inspect.counts(self._opened()), self.clock, COUNTS_AGE)
 
     # Coming and going
@@ -152,10 +156,14 @@ class RedisEngine:
         return tuple(await submit.submit(self._opened(), tasks, unseal=unseal, reserved=reserved, durability=durability))
 
     async def claim(self, worker: str, request: int, queues: Sequence[str], room: Room) -> Claim:
+        return await self.claim_rest(worker, request, queues, room, room.max_bytes)
+
+    async def claim_rest(self, worker: str, request: int, queues: Sequence[str], room: Room, most_bytes: int) -> Claim:
+        """Within what other shards left of so many bytes."""
         for queue in queues:
             check_name(queue, "queues")
         self.serve(worker, queues)
-        return await claim.claim(self._opened(), worker, request, queues, room)
+        return await claim.claim(self._opened(), worker, request, queues, room, most_bytes)
 
     async def finish(self, outcomes: Sequence[Outcome], *, tx: Transaction | None = None) -> Finished:
         check_outcomes(outcomes)
@@ -203,7 +211,17 @@ class RedisEngine:
             await emptied(store)
         if moving:
             more = await settings.move_types(store, n) or more
-        return Moved(moved, bool(more), tuple(lost or ()))
+        return Moved(moved + await self._mend(store), bool(more), tuple(lost or ()))
+
+    async def _mend(self, store: Store) -> int:
+        """Once a minute: some of the tasks that wait, and are to be made ready if nothing else will do it. How many were."""
+        now = asyncio.get_running_loop().time()
+        if now < self._mend_at:
+            return 0
+        self._mend_at = now + MEND
+        mended, after = await store.run("stuck", [self._mended, STUCK, True])
+        self._mended = after or 0
+        return len(mended or ())
 
     async def prune(self, n: int, term: Term, retention: Retention = DEFAULT_RETENTION) -> Moved:
         moved, _ = await settings.prune(self._opened(), n, term, retention)
@@ -224,7 +242,7 @@ class RedisEngine:
         store = self._opened()
         cursor = None
         if isinstance(which, Filter):
-            ids, cursor = await inspect.matching(store, which, after, n)
+            ids, cursor = await listing.matching(store, which, after, n)
             which = [Target(task) for task in ids]
         return Changes(await settings.admin(store, verb, which, from_start=from_start), cursor)
 
@@ -237,7 +255,7 @@ class RedisEngine:
         return await inspect.edges(self._opened(), task, after, n)
 
     async def list(self, which: Filter = EVERYTHING, *, after: str | None = None, n: int = 100) -> Page:
-        return await inspect.list_tasks(self._opened(), which, after, n)
+        return await listing.list_tasks(self._opened(), which, after, n)
 
     async def cursor_of(self, task: str) -> str:
         """Where a page goes on that ended with this task."""
@@ -246,10 +264,6 @@ class RedisEngine:
 
     async def attempts(self, task: str) -> tuple[Attempt, ...]:
         return await inspect.attempts(self._opened(), task)
-
-    async def whole(self, ids: Sequence[str]) -> tuple[Record, ...]:
-        """Beside the contract, for the archive."""
-        return await inspect.whole(self._opened(), ids)
 
     async def counts(self) -> tuple[Count, ...]:
         return await self._counts.get()
@@ -301,6 +315,9 @@ class RedisEngine:
 
     async def outbox(self, kind: str, after: str, n: int, term: Term) -> tuple[Entry, ...]:
         return await settings.outbox(self._opened(), kind, after, n, term)
+
+    async def records(self, ids: Sequence[str]) -> tuple[Record | None, ...]:
+        return await inspect.records(self._opened(), ids)
 
     async def restore(self, records: Sequence[Record]) -> tuple[bool, ...]:
         return await settings.restore(self._opened(), records)

@@ -13,8 +13,8 @@ from taskmill.engines.redis.records import completed
 from taskmill.engines.redis.store import Store
 from taskmill.engines.redis.submit import Batch, refusal
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, STATES, encode_progress
-from taskmill.errors import Conflict, Expired, NotFound, StoreError
-from taskmill.task import ErrorInfo, OnFailure, State
+from taskmill.errors import Conflict, Expired, InvalidInput, NotFound, StoreError
+from taskmill.task import MOST_SIGNAL_BYTES, MOST_SIGNALS, MOST_STEP_BYTES, MOST_STEPS, ErrorInfo, OnFailure, State
 
 __all__ = ["Far", "checkpoint", "finish", "signal"]
 
@@ -23,7 +23,14 @@ ROUNDS = 20
 SLICES = 20
 """Of edges that are left to fall: so many are applied before others are left to do it."""
 STALE = "the lease is no longer current; nothing was written"
-MESSAGES = {"stale_lease": STALE, "not_found": "there is no such task"}
+BOUNDS = {"too_many_signals": f"at most {MOST_SIGNALS}", "signals_too_large": f"at most {MOST_SIGNAL_BYTES} bytes in all"}
+MESSAGES = {
+    "stale_lease": STALE,
+    "not_found": "there is no such task",
+    "cycle": "a task that it would wait for waits for it",
+    "too_many_steps": f"a task has at most {MOST_STEPS} steps",
+    "steps_too_large": f"the steps of a task have at most {MOST_STEP_BYTES} bytes, with their names",
+}
 
 
 class Far(Struct, frozen=True):
@@ -106,6 +113,8 @@ def _packed(store: Store, outcome: Outcome, far: Far, raws: list[bytes]) -> list
         more["after"] = outcome.after
     if outcome.started_after is not None:
         more["started_after"] = outcome.started_after
+    if outcome.suspect:
+        more["suspect"] = True
     if outcome.ending is Ending.WAITING:
         more |= {"seen": outcome.seen, "on_failure": ON_FAILURE_NUMBERS[OnFailure(outcome.on_failure)]}
         more |= {name: list(value) for name, value in (("signals", outcome.signals), ("tasks", outcome.tasks)) if value}
@@ -142,15 +151,18 @@ async def checkpoint(store: Store, entries: Sequence[Checkpoint]) -> tuple[Refus
             entry.task, entry.worker, entry.token, entry.name or False, entry.value.decode(),
             False if entry.progress is None else encode_progress(entry.progress), -1 if entry.unwind is None else int(entry.unwind), entry.phase or False,
             {"value": entry.progress.value, "message": entry.progress.message} if entry.progress else {"checkpoint": entry.name},
+            False if entry.started_after is None else entry.started_after,
         ]
         for entry in entries
     ]  # fmt: skip
-    found = await store.run("checkpoint", sent) if sent else []
-    return tuple(Refusal(entries[place - 1].task, entries[place - 1].token, code, STALE) for place, code in found or ())
+    found = await store.run("checkpoint", [sent, MOST_STEPS, MOST_STEP_BYTES]) if sent else []
+    return tuple(Refusal(entries[place - 1].task, entries[place - 1].token, code, MESSAGES[code]) for place, code in found or ())
 
 
 async def signal(store: Store, task: str, name: str, data: bytes, id: str) -> int:
-    number, code, state = (*await store.run("signal", [task, name, data.decode(), id]), None, None)[:3]
+    number, code, state = (*await store.run("signal", [task, name, data.decode(), id, MOST_SIGNALS, MOST_SIGNAL_BYTES]), None, None)[:3]
+    if code in BOUNDS:
+        raise InvalidInput(f"task {task} has as many signals as it can", code=code, field="data", hint=BOUNDS[code])
     if code == "not_found":
         raise NotFound(f"there is no task {task}", field="task")
     if code == "expired":

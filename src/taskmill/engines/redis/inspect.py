@@ -1,4 +1,4 @@
-"""Inspection: reads for people and surfaces, apart from the hot path. One index of all ids by creation; filters look at records as they pass."""
+"""Inspection: reads for people and surfaces, apart from the hot path. Lists are in listing.py."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import msgspec
 
-from taskmill.engine import Count, Filter, Item, Page, Record, Term, WorkerInfo
+from taskmill.engine import Count, Item, Record, Term, WorkerInfo
 from taskmill.engines.redis.records import Body, Header, parts, task_from, under_lease
 from taskmill.engines.redis.store import Store, items_of
 from taskmill.engines.rows import COMPLETED, ON_FAILURE, RUNNING, STATES, decode_error
 from taskmill.errors import Expired, InvalidInput, NotFound
-from taskmill.task import Attempt, EdgeResult, Gone, State, Task, check_name
+from taskmill.task import Attempt, EdgeResult, Gone, Signal, State, Task, check_name
 
-__all__ = ["attempts", "counts", "edges", "ended", "get", "items", "leaders", "list_tasks", "look", "matching", "whole", "workers"]
+__all__ = ["attempts", "check_records", "counts", "edges", "ended", "get", "items", "leaders", "look", "records", "workers"]
 
-MOST_ROWS = 1_000
 LOOK = 500
 """Records of one look."""
-LOOKED_AT = 10_000
-"""Records that one page looks at before it says where to go on."""
+MOST_RECORDS = 1_000
+WHOLE = 100
+"""Whole records of one look."""
 
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -33,13 +33,14 @@ async def now_of(store: Store) -> int:
 
 
 class Known(msgspec.Struct, array_like=True, frozen=True):
-    """What is left of a task whose record is gone; `elsewhere`: it was given to another shard."""
+    """What is left of a task whose record is gone; `elsewhere`: it was given to another shard; `awaited`: tasks wait for it that came before it."""
 
     state: int | bool
     version: int
     hash: str
     until: int
     elsewhere: bool = False
+    awaited: bool = False
 
 
 Found = tuple[Header, Body] | Known | None
@@ -62,7 +63,7 @@ def _found(row: Any, raws: Sequence[bytes], now: int) -> Found:
     raw = raws[row[0] - 1]
     if len(row) == 1:
         left = _known(raw)
-        return left if left.until > now and not left.elsewhere else None
+        return left if left.until > now and not (left.elsewhere or left.awaited) else None
     header, body = parts(raw)
     return (under_lease(header, row[1]) if row[1] else header), body
 
@@ -76,57 +77,6 @@ def _shown(id: str, one: Found, now: int) -> Task | Gone | None:
     if isinstance(one, Known):
         return Gone(id, None if one.state is False else STATES[one.state])
     return None if one is None else task_from(id, *one, now)
-
-
-# Listing
-
-
-async def list_tasks(store: Store, which: Filter, after: str | None, n: int) -> Page:
-    tasks, cursor = await _page(store, which, after, n)
-    return Page(tuple(tasks), cursor)
-
-
-async def matching(store: Store, which: Filter, after: str | None, n: int) -> tuple[list[str], str | None]:
-    tasks, cursor = await _page(store, which, after, n)
-    return [task.id for task in tasks], cursor
-
-
-async def _page(store: Store, which: Filter, after: str | None, n: int) -> tuple[list[Task], str | None]:
-    """Newest first, past what does not match, up to a bound; the cursor goes on from there."""
-    if not 0 < n <= MOST_ROWS:
-        raise InvalidInput(f"{n} is out of range", code="out_of_range", field="n", hint=f"1 to {MOST_ROWS}")
-    if after is not None and not (after.isascii() and after.isdecimal() and int(after) < 1 << 63):
-        raise InvalidInput(f"{after!r:.40} is not a cursor", code="invalid_cursor", field="after", hint="pass on what the page before answered")
-    tasks: list[Task] = []
-    looked = 0
-    last = after
-    while len(tasks) < n and looked < LOOKED_AT:
-        start = "+inf" if last is None else f"({last}"
-        found = await store.ask("ZREVRANGEBYSCORE", store.key("ids"), start, "-inf", "WITHSCORES", "LIMIT", 0, max(n, 100))
-        pairs = list(zip(found[::2], found[1::2], strict=True))
-        ids = [id.decode() for id, _ in pairs]
-        for (_, score), task in zip(pairs, await get(store, ids), strict=True):
-            last = str(int(score))
-            looked += 1
-            if isinstance(task, Task) and _matches(task, which):
-                tasks.append(task)
-                if len(tasks) == n:
-                    return tasks, last
-        if len(pairs) < max(n, 100):
-            return tasks, None
-    return tasks, last
-
-
-def _matches(task: Task, which: Filter) -> bool:
-    return (
-        (not which.states or task.state in which.states)
-        and (not which.types or task.type in which.types)
-        and (not which.queues or task.queue in which.queues)
-        and (which.tenant is None or task.tenant == which.tenant)
-        and all(task.tags.get(name) == value for name, value in which.tags.items())
-        and (which.created_from is None or task.created_at >= which.created_from)
-        and (which.created_to is None or task.created_at < which.created_to)
-    )
 
 
 # One task
@@ -156,13 +106,38 @@ def _history(h: Header, beside: Iterable[bytes]) -> tuple[Attempt, ...]:
     return (*earlier, last)
 
 
-async def whole(store: Store, ids: Sequence[str]) -> tuple[Record, ...]:
-    """Those of the tasks that have ended, each with its attempts, as they are at one moment."""
-    counts, raws = await store.run_raw("whole", ids)
-    strings = iter(raws)
-    found = [(id, next(strings), [next(strings) for _ in range(count)]) for id, count in zip(ids, counts, strict=True) if count is not False]
-    split = [(id, *parts(raw), beside) for id, raw, beside in found]
-    return tuple(Record(task=task_from(id, h, body, 0), attempts=_history(h, beside)) for id, h, body, beside in split if h.state >= COMPLETED)
+def check_records(ids: Sequence[str]) -> None:
+    if len(ids) > MOST_RECORDS:
+        raise InvalidInput(f"{len(ids)} ids are too many", code="out_of_range", field="ids", hint=f"at most {MOST_RECORDS}")
+
+
+async def records(store: Store, ids: Sequence[str]) -> tuple[Record | None, ...]:
+    """Each whole and of one moment."""
+    check_records(ids)
+    found: list[Record | None] = []
+    for first in range(0, len(ids), WHOLE):
+        some = ids[first : first + WHOLE]
+        rows, raws = await store.run_raw("whole", some)
+        found += [None if row is False else _record(id, row, raws) for id, row in zip(some, rows, strict=True)]
+    return tuple(found)
+
+
+def _record(id: str, row: Sequence[Any], raws: Sequence[bytes]) -> Record:
+    number, lease, attempts, steps, signals, edges, results = row
+    header, body = parts(raws[number - 1])
+    header = under_lease(header, lease) if lease else header
+    rows = [_decode(raws[number - 1]) for number in edges[1::2]] if edges else []
+    return Record(
+        task=task_from(id, header, body, 0),
+        attempts=_history(header, [raws[number - 1] for number in attempts or ()]),
+        checkpoints=dict(zip(steps[::2], map(str.encode, steps[1::2]), strict=True)) if steps else {},
+        signals=tuple(signal_of(*_decode(raws[number - 1])) for number in signals or ()),
+        edges=tuple(_edge(child, row, result) for child, row, result in zip(edges[::2] if edges else (), rows, results or (), strict=True)),
+    )
+
+
+def signal_of(number: int, name: str, data: str, id: str, at: int) -> Signal:
+    return Signal(number, name, data.encode(), id, at)
 
 
 def _attempt(row: Sequence[Any]) -> Attempt:
@@ -176,15 +151,16 @@ async def edges(store: Store, task: str, after: int, n: int) -> tuple[EdgeResult
         return ()
     rows = await store.ask("HMGET", store.key(f"edges:{task}"), *children)
     _, records = await look(store, children)
-    return tuple(_edge(child, _decode(row), record) for child, row, record in zip(children, rows, records, strict=True))
+    results = [record[0].result if isinstance(record, tuple) else False for record in records]
+    return tuple(_edge(child, _decode(row), result) for child, row, result in zip(children, rows, results, strict=True))
 
 
-def _edge(child: str, row: Sequence[Any], record: Found) -> EdgeResult:
+def _edge(child: str, row: Sequence[Any], own: str | bool) -> EdgeResult:
     """A fallen edge shows the child's own result, or what was kept of it."""
     _, on_failure, outcome, result, *kept = row
     state = None if outcome is False else STATES[outcome]
-    if not (kept and kept[0]) and state is not None and isinstance(record, tuple):
-        result = record[0].result
+    if not (kept and kept[0]) and own is not False:
+        result = own
     return EdgeResult(child, ON_FAILURE[on_failure], state, result.encode() if state is not None and isinstance(result, str) else None)
 
 

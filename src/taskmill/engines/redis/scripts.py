@@ -44,6 +44,9 @@ USES = {
     "swift": ("full",),
     "enter": (),
     "look": (),
+    "index": (),
+    "stuck": ("full", "place"),
+    "upgrade": ("full",),
 }
 """What each verb needs beside what all of them begin with. Without `full` it brings something new, and is refused when memory is full."""
 

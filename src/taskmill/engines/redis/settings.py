@@ -15,10 +15,10 @@ from taskmill.engines.redis.records import Body, body_of
 from taskmill.engines.redis.store import Store
 from taskmill.engines.redis.submit import Batch
 from taskmill.engines.rows import (
-    COMPLETED,
     FAR,
     NUMBERS,
     ON_FAILURE_NUMBERS,
+    REJECTED,
     RUNNING,
     STATES,
     WAITING,
@@ -33,11 +33,15 @@ from taskmill.engines.rows import (
 )
 from taskmill.engines.settings import check_item
 from taskmill.errors import InvalidInput, NotFound, StaleTerm, StaleVersion, StoreError, TaskmillError
-from taskmill.task import STORED, NewTask, check_key, check_limit, check_name, check_range, check_settings, resolve
+from taskmill.task import STORED, NewTask, State, check_key, check_limit, check_name, check_range, check_settings, resolve
 
 __all__ = ["admin", "check_fire", "drop", "fire", "join", "last_fired", "move_types", "outbox", "prune", "put", "restore", "take"]
 
 ROUNDS = 20
+RESTORED = 100
+"""Records of one step."""
+SLICES = 20
+"""Of edges that are left to fall: so many are applied before others are left to do it."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -242,9 +246,16 @@ async def move_types(store: Store, n: int) -> bool:
 
 
 async def restore(store: Store, records: Sequence[Record], elsewhere: Mapping[str, int] = MappingProxyType({})) -> tuple[bool, ...]:
-    raws: list[bytes] = []
-    sent = [_restored(record, raws) for record in records]
-    return tuple(await store.run("restore", [sent, dict(elsewhere)], raws)) if sent else ()
+    answers: list[bool] = []
+    for first in range(0, len(records), RESTORED):
+        raws: list[bytes] = []
+        sent = [_restored(record, raws) for record in records[first : first + RESTORED]]
+        more, found = await store.run("restore", [sent, dict(elsewhere)], raws)
+        answers += found
+        for _ in range(SLICES if more else 0):
+            if not await store.run("fell", []):
+                break
+    return tuple(answers)
 
 
 def _restored(record: Record, raws: list[bytes]) -> list[Any]:
@@ -252,20 +263,21 @@ def _restored(record: Record, raws: list[bytes]) -> list[Any]:
     state = NUMBERS[task.state]
     if state == RUNNING or (state == WAITING and not (task.open_edges or task.sealed)):
         state = 0  # a lease of another store is none here; and what it waited for, its handler looks at again
-    ended = state >= COMPLETED
-    raws.append(_encode(Body(task.payload, encode_retry(task.retry), task.timeout, restored_meta(task))))
+    leased = task.state is State.RUNNING
+    meta, flags = restored_meta(task), restored_flags(record)
+    raws.append(_encode(Body(task.payload, encode_retry(task.retry), task.timeout, meta)))
     header = [
         0, task.type, task.queue, task.tenant, task.priority, 0, state, FAR if state == WAITING else task.run_at, task.version, task.executions,
-        task.failures, task.crashes, restored_flags(record), task.open_edges, task.created_at, task.updated_at, _or_false(task.expires_at),
-        _or_false(task.finished_at), _or_false(task.token) if ended else False, _or_false(task.worker) if ended else False, False,
-        _or_false(task.started_at), _or_false(task.started_at), _or_false(task.must_end), _or_false(task.phase),
+        task.failures, task.crashes, flags, task.open_edges, task.created_at, task.updated_at, _or_false(task.expires_at),
+        _or_false(task.finished_at), False if leased else _or_false(task.token), False if leased else _or_false(task.worker), False,
+        False if leased else _or_false(task.started_at), False if leased else _or_false(task.started_at), _or_false(task.must_end), _or_false(task.phase),
         False if task.progress is None else encode_progress(task.progress), False, False, task.run_at, task.max_crashes,
         False if task.unique is None else task.unique.key, task.idempotency_window, False if task.result is None else task.result.decode(),
-        _or_false(encode_error(task.error)), len(task.payload), False,
+        _or_false(encode_error(task.error)), len(task.payload) + len(meta), False,
     ]  # fmt: skip
     share, limits, order_key = restored_lane(task)
     key: Any = False
-    if task.idempotency_key is not None:
+    if task.idempotency_key is not None and not flags & REJECTED:
         key = [task.idempotency_key, codec.payload_hash(task.payload).hex(), task.created_at + task.idempotency_window]
     attempts = [
         [a.number, a.worker, a.token, a.started_at, a.ended_at, a.outcome, _or_false(encode_error(a.error))] for a in record.attempts if a.ended_at is not None

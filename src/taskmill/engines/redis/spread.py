@@ -57,7 +57,7 @@ async def claim(parts: Parts, worker: str, request: int, room: Room) -> Claim:
                 more = True
                 break
             part, queues = parts[shard]
-            found = await part.claim(worker, number, queues, left)
+            found = await part.claim_rest(worker, number, queues, left, room.max_bytes)
             taken += [msgspec.structs.replace(task, token=outward(shard, task.token)) for task in found.tasks]
             next_at += [] if found.next_at is None else [found.next_at]
             if len(found.tasks) >= left.slots:
@@ -77,8 +77,14 @@ def _left(room: Room, taken: Sequence[Claimed], shards: int) -> Room:
     for task in taken:
         if task.type in types:
             types[task.type] -= 1
-    size = room.max_bytes - sum(len(task.payload) for task in taken)
+    size = room.max_bytes - sum(map(_bytes, taken))
     return Room(-(-slots // shards), {name: max(0, n) for name, n in types.items()}, prefetch // shards, max(size, 1))
+
+
+def _bytes(task: Claimed) -> int:
+    """What it brings along."""
+    beside = sum(len(name) + len(value) for name, value in task.checkpoints.items()) + sum(len(signal.name) + len(signal.data) for signal in task.signals)
+    return len(task.payload) + sum(len(name) + len(value) for name, value in task.headers.items()) + beside
 
 
 # Finish

@@ -41,11 +41,12 @@ __all__ = ["Misplaced", "Shards", "Store", "translate"]
 
 T = TypeVar("T")
 
+SCHEMA = 2
 HOT = ("type", "limit", "queue", "pause", "outbox")
 KEPT = frozenset(
     {
         *("submit", "enter", "reserve", "claim", "swift", "finish", "complete", "checkpoint", "signal", "admin", "put", "join", "lead", "fire", "take"),
-        *("restore", "yield"),
+        *("restore", "yield", "stuck", "upgrade"),
     }
 )
 """Steps whose answer says that what they wrote has come as far as it was asked to."""
@@ -308,7 +309,7 @@ class Store:
         shards = self.shards
         sent = [[kind, field.decode(), number] for number, (kind, field, _) in enumerate(shards.items, 1)]
         heard = int(await shards[0].ask("GET", shards[0].key("listen")) or 0)
-        await self.run("adopt", [shards.generation, sent, shards.target.shards, heard], [value for _, _, value in shards.items])
+        await self.run("adopt", [shards.generation, sent, shards.target.shards, heard, SCHEMA], [value for _, _, value in shards.items])
 
 
 async def _together(client: Client, *commands: tuple[Any, ...]) -> list[Any]:

@@ -53,9 +53,9 @@ async def submit(
 
 
 async def _piece(store: Store, tasks: Sequence[NewTask], unseal: list[str], level: Durability, elsewhere: Mapping[str, int]) -> list[Submitted]:
-    plain = not unseal
+    plain, hashed = not unseal, False
     for _ in range(ROUNDS):
-        batch = Batch(store.settings, tasks)
+        batch = Batch(store.settings, tasks, hashed=hashed)
         if not (batch.places or batch.refused or unseal):
             return batch.answers([], [], level)
         if plain and batch.is_plain():
@@ -72,6 +72,8 @@ async def _piece(store: Store, tasks: Sequence[NewTask], unseal: list[str], leve
         found, stored = await store.run_raw("submit", [store.generation, batch.packed(sent), unseal, dict(elsewhere)], sent, durability=level)
         if found == "settings":
             await store.read_settings()
+        elif found == "hashes":
+            hashed = True
         elif found and found[0] == "unknown":
             raise NotFound(f"there is no task {found[1]}", field="unseal")
         else:
@@ -82,9 +84,11 @@ async def _piece(store: Store, tasks: Sequence[NewTask], unseal: list[str], leve
 class Batch:
     """Tasks as the script takes them, and those that are not sent at all."""
 
-    def __init__(self, settings: Settings, tasks: Sequence[NewTask]) -> None:
+    def __init__(self, settings: Settings, tasks: Sequence[NewTask], *, hashed: bool = False) -> None:
+        """`hashed`: each says the hash of its payload, because the id of one is reserved and may be so for another payload."""
         self.tasks = tasks
         self.settings = settings
+        self._hashed = hashed
         self.places: list[int] = []
         self.refused: dict[int, TaskmillError] = {}
         self._lines: dict[tuple[Any, ...], int] = {}
@@ -109,10 +113,11 @@ class Batch:
             *(resolved.max_crashes, resolved.idempotency_window),
         )
         line = self._lines.setdefault(key, len(self._lines) + 1)
-        body = _encode(Body(payload, encode_retry(resolved.retry), resolved.timeout, encode_meta(resolved)))
+        meta = encode_meta(resolved)
+        body = _encode(Body(payload, encode_retry(resolved.retry), resolved.timeout, meta))
         self.places.append(place)
         self._bodies.append(body)
-        self._sent.append((new.id, line, len(payload), _more(resolved)))
+        self._sent.append((new.id, line, len(payload) + len(meta or ""), _more(resolved, hashed=self._hashed)))
 
     def _check_limit(self, name: str) -> None:
         definition = definition_of(name)
@@ -179,14 +184,15 @@ class Batch:
             new = self.tasks[place]
             if len(answer) > 2 and answer[2] == "repeats":
                 at = self.places[answer[3] - 1]
-                first = answers[at]
-                answers[place] = first if first.status is Status.REFUSED else _compared(first.id, durability, same=_same(new, self.tasks[at].payload))
+                first, same = answers[at], _same(new, self.tasks[at].payload)
+                kept = first.status is Status.REFUSED or (first.status is Status.REJECTED and same)
+                answers[place] = first if kept else _compared(first.id, durability, same=same)
             else:
                 answers[place] = _answer(new, answer, raws, durability)
         return [answers[place] for place in range(len(self.tasks))]
 
 
-def _more(resolved: Resolved) -> dict[str, Any] | None:
+def _more(resolved: Resolved, *, hashed: bool) -> dict[str, Any] | None:
     """What few tasks have."""
     new = resolved.new
     more: dict[str, Any] = {}
@@ -195,7 +201,9 @@ def _more(resolved: Resolved) -> dict[str, Any] | None:
         if value is not None:
             more[name] = value
     if new.idempotency_key is not None:
-        more |= {"key": new.idempotency_key, "hash": codec.payload_hash(new.payload).hex()}
+        more["key"] = new.idempotency_key
+    if hashed or new.idempotency_key is not None:
+        more["hash"] = codec.payload_hash(new.payload).hex()
     if new.idempotency_window is not None:
         more["window"] = new.idempotency_window
     if resolved.unique is not None:
@@ -211,25 +219,28 @@ def _more(resolved: Resolved) -> dict[str, Any] | None:
 
 
 def _answer(new: NewTask, answer: Sequence[Any], raws: Sequence[bytes], durability: Durability) -> Submitted:
-    status, first, code, message, reserved = (*answer, None, None, None, False)[:5]
+    status, first, code, message, more = (*answer, None, None, None, False)[:5]
     match status:
-        case "duplicate" if code == "compare":
+        case "rejected" if code != "compare" or _is_stored(new, message, raws):
+            retry_at, now = more
+            return Submitted(Status.REJECTED, first, durability, False, over_limit(now, retry_at or None))
+        case "duplicate" | "rejected" if code == "compare":
             return _compared(first, durability, same=_is_stored(new, message, raws))
         case "created" | "duplicate" | "replaced":
-            return Submitted(Status(status), first, durability, bool(reserved))
+            return Submitted(Status(status), first, durability, bool(more))
         case "conflict" if code == "unique_runs":
             runs = Conflict(f"task {first} holds the unique key and runs", field="unique", hint="wait until it has ended")
             return Submitted(Status.CONFLICT, first, durability, False, runs)
         case "conflict":
             return _compared(first, durability, same=False)
-        case "rejected":
-            return Submitted(Status.REJECTED, first, durability, False, over_limit(0, None))
         case "elsewhere":
             raise StoreError(f"the id {first} was given to a task of another queue just now", code="store_busy", hint="ask again")
     return Submitted(Status.REFUSED, new.id, durability, False, refusal(code, message))
 
 
 def refusal(code: str, message: str) -> TaskmillError:
+    if code == "cycle":
+        return cycle()
     if code == "no_seal":
         hint = "submit it sealed, and unseal it with the last of its children"
         return Conflict(f"task {message} has no seal: it cannot wait for more", code=code, field="parent", hint=hint)
@@ -299,8 +310,11 @@ async def _reserve(store: Store, tasks: Sequence[NewTask], level: Durability) ->
         [check_id(new.id), new.tenant, new.type, new.idempotency_key or False, codec.payload_hash(new.payload).hex(), new.idempotency_window or window]
         for new in tasks
     ]
+    found, raws = await store.run_raw("reserve", sent, durability=level)
     answers = []
-    for status, first, reserved in await store.run("reserve", sent, durability=level):
-        error = Conflict(f"task {first} has the same key and another payload", field="payload") if status == "conflict" else None
-        answers.append(Submitted(Status(status), first, level, reserved, error))
+    for new, (status, first, reserved, body) in zip(tasks, found, strict=True):
+        if status == "conflict" or (body and not _is_stored(new, body, raws)):
+            answers.append(_compared(first, level, same=False))
+        else:
+            answers.append(Submitted(Status(status), first, level, reserved))
     return answers

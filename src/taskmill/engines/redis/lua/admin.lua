@@ -12,9 +12,22 @@ end
 
 local function refused(h, code) return {false, shown(h), h[F.version], false, code} end
 
+-- A task that is only reserved will never come: its id is known as cancelled, and what waits for it hears of it.
+local function cancel_reserved(id, k)
+  if not k[1] then
+    k[1] = CANCELLED
+    call('SET', P .. 'known:' .. id, pack(k))
+    M.fallen[#M.fallen + 1] = {id, CANCELLED}
+    M.tell_watchers({id = id, [F.state] = CANCELLED, [F.result] = false})
+    S.ended = true
+  end
+  return {true, CANCELLED, 0, false, false}
+end
+
 local function missing(id, version)
   local k = known(id)
   if not k then return {false, false, false, false, 'not_found'} end
+  if verb == 'cancel' and k[2] == 0 then return cancel_reserved(id, k) end
   if verb == 'delete' and version and k[2] == version and k[1] then return {true, k[1], k[2], false, false} end
   return {false, k[1], false, false, 'expired'}
 end
@@ -57,6 +70,7 @@ local function requeue(h, version)
   call('ZREM', P .. 'ended:' .. h[F.state], h.id)
   if from_start then
     call('UNLINK', P .. 'checkpoints:' .. h.id)
+    M.set_beside(h, 0, 0)
     h[F.flags] = band(h[F.flags], bnot(UNWIND + CHECKPOINTS))
     h[F.must_end], h[F.phase], h[F.progress] = false, false, false
   end

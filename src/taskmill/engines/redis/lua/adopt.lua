@@ -1,8 +1,8 @@
 -- This shard obeys the settings of shard 0, as somebody has read them there; not if it knows newer ones.
--- A: {generation, {{kind, field, value (raw)}, …}, how many shards, until when somebody listens}   answers true
+-- A: {generation, {{kind, field, value (raw)}, …}, how many shards, until when somebody listens, the schema of a new shard}   answers true
 
 local known = tonumber(call('GET', P .. 'generation') or '-1')
-call('HSET', P .. 'store', 'schema', '1', 'shards', int(A[3]))
+if call('EXISTS', P .. 'store') == 0 then call('HSET', P .. 'store', 'schema', int(A[5]), 'shards', int(A[3])) end
 if A[4] > tonumber(call('GET', P .. 'listen') or '0') then call('SET', P .. 'listen', int(A[4])) end
 S.heard = false  -- shard 0 has told of it
 if known >= A[1] then return done(pack(true)) end

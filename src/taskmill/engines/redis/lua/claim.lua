@@ -1,5 +1,5 @@
 -- Claim: see pick.lua.
--- A: {worker, request, queues, slots, prefetch, bytes, rooms (map, for types that are bounded)}
+-- A: {worker, request, queues, slots, prefetch, bytes, rooms (map, for types that are bounded), bytes before other shards took some}
 -- answers {how, next_at|false, more, tasks, generation}: how is `claimed`, `repeated` or `unknown_worker`; a task is {id, record, limits}
 
 local worker, request = A[1], A[2]
@@ -10,7 +10,9 @@ local function answer(how, next_at, more, tasks)
   local found = {}
   for n, h in ipairs(tasks) do
     R.packed[h.id] = R.raw(h)
-    found[n] = {h.id, answer_raw(R.packed[h.id]), h[F.lane] > 0 and Lane.get(h[F.lane]).limits or false}
+    local limits = {}
+    for i, name in ipairs(h[F.lane] > 0 and Lane.get(h[F.lane]).limits or {}) do limits[i] = Limit.whole(name) end
+    found[n] = {h.id, answer_raw(R.packed[h.id]), limits}
   end
   return pack({how, next_at or false, more, found, tonumber(call('GET', P .. 'generation') or '0')})
 end
@@ -35,7 +37,7 @@ end
 
 local more = M.open_due()
 if M.settle() then more = true end
-C.begin(worker, request, A[4], A[5], A[6], rooms)
+C.begin(worker, request, A[4], A[5], A[6], A[8], rooms)
 C.pick(queues)
 if M.settle() then more = true end
 C.write()

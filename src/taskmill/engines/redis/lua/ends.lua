@@ -17,6 +17,7 @@ function M.open_again(h)
   h[F.version], h[F.updated_at] = h[F.version] + 1, S.now
   h[F.failures], h[F.crashes], h[F.finished_at], h[F.result], h[F.error] = 0, 0, false, false, false
   h[F.token], h[F.worker], h[F.claimed_at], h[F.started_at] = false, false, false, false
+  h[F.flags] = band(h[F.flags], bnot(SUSPECT + REJECTED))
   h[F.state], h[F.ready_at] = PENDING, S.now
   if h[F.open_edges] > 0 then h[F.state], h[F.ready_at] = WAITING, FAR end
   S.count(h, h[F.state], 1)
@@ -29,8 +30,11 @@ function M.open_again(h)
   S.tell_task('task.ready', h, h[F.version])
 end
 
--- Its id stays known for its window.
-function M.known_until(h) return h[F.created_at] + (h[F.window] or 259200000000) end
+-- Its id stays known for its window; that of one which never was taken is forgotten at once.
+function M.known_until(h)
+  if band(h[F.flags], REJECTED) ~= 0 then return 0 end
+  return h[F.created_at] + (h[F.window] or 259200000000)
+end
 
 -- Something about it is not delivered yet, or its edges have not all fallen.
 function M.owes(h) return call('HEXISTS', P .. 'owing', h.id) == 1 or call('HEXISTS', P .. 'fallen', h.id) == 1 end
@@ -46,6 +50,11 @@ function M.keep_results(h)
   end
 end
 
+local function await_no_more(id)
+  local raw = call('GET', P .. 'known:' .. id)
+  if raw and cmsgpack.unpack(raw)[6] then call('DEL', P .. 'known:' .. id) end
+end
+
 -- Remove a record.
 function M.purge(h, hash)
   M.keep_results(h)
@@ -54,10 +63,14 @@ function M.purge(h, hash)
     call('SET', P .. 'known:' .. h.id, pack({h[F.state], h[F.version], hash, till}))
     call('ZADD', P .. 'forgets', till, h.id)
   end
-  for _, child in ipairs(call('ZRANGE', P .. 'edge_order:' .. h.id, 0, -1)) do call('ZREM', P .. 'waiters:' .. child, h.id) end
+  for _, child in ipairs(call('ZRANGE', P .. 'edge_order:' .. h.id, 0, -1)) do
+    call('ZREM', P .. 'waiters:' .. child, h.id)
+    if not R.get(child) and call('EXISTS', P .. 'waiters:' .. child, P .. 'watchers:' .. child) == 0 then await_no_more(child) end
+  end
   local keys = {}
   for _, name in ipairs({'edges:', 'edge_order:', 'attempts:', 'checkpoints:', 'signals:', 'signal_ids:', 'waiters:', 'watchers:'}) do keys[#keys + 1] = P .. name .. h.id end
   call('UNLINK', unpack(keys))
+  call('HDEL', P .. 'beside', h.id)
   call('ZREM', P .. 'ended:' .. h[F.state], h.id)
   call('ZREM', P .. 'ids', h.id)
   S.count(h, h[F.state], -1)

@@ -1,6 +1,6 @@
 -- Finish: every ending of an attempt, applied only under its current lease.
 -- A: {generation, outcomes, elsewhere (id -> shard)}; an outcome is {task, worker, token, ending, more}, more a map of what few have: result, error, after, signals, seen, tasks,
--- on_failure, deadline, started_after, starts (a batch, see place.lua), away (what is started in other shards), wrong (why what follows
+-- on_failure, deadline, started_after, suspect, starts (a batch, see place.lua), away (what is started in other shards), wrong (why what follows
 -- cannot be started)
 -- answers 'settings', or {more, {{place, code, message}, …}, {{task, state}, …}}: the refused, and those that came to another state than asked for
 
@@ -108,6 +108,13 @@ local APPLY = {
   end,
 }
 
+local function awaited_by(b, more)
+  local ids = {}
+  for _, id in ipairs(more.tasks or {}) do ids[#ids + 1] = id end
+  for _, t in ipairs(b.tasks) do ids[#ids + 1] = t[1] end
+  return ids
+end
+
 -- Why an outcome under a current lease cannot be applied, and the batch that follows.
 local function judge(o)
   local more = o[5]
@@ -118,12 +125,12 @@ local function judge(o)
     end
   end
   if more.wrong then return {'refused', more.wrong} end
-  if not more.starts then return nil end
-  local b = B.open(more.starts)
+  local b = B.open(more.starts or {{}, {}})
   B.judge(b)
   local wrong = B.refused(b)
   if wrong then return {'refused', wrong[2] .. ' ' .. wrong[3] .. ' ' .. (wrong[4] or '')} end
-  return nil, b
+  if o[4] == 'waiting' and B.reaches(b, awaited_by(b, more), o[1], {}) then return {'cycle', ''} end
+  return nil, more.starts and b
 end
 
 local function apply(o)
@@ -138,6 +145,8 @@ local function apply(o)
   end
   local wrong, b = judge(o)
   if wrong then return wrong end
+  if o[5].started_after or o[4] == 'crashed' then M.begun(h) end
+  if o[5].suspect or o[4] == 'crashed' then h[F.flags] = bor(h[F.flags], SUSPECT) end
   if o[5].away then S.post(SHARD, 'start', {o[5].away}) end
   local children = {}
   if b and o[4] == 'waiting' then  -- they are there before the wait for them begins

@@ -235,14 +235,10 @@ local function open_best(limit, queue, room)
 end
 
 -- Open as many of the lanes that stand at a limit as it has room for: in every queue the best, and between shares in turn.
-function Lane.wake(limit)
-  if Lane.nothing_shut() then return 0 end
+local function wake(limit)
   local queues = call('SMEMBERS', P .. 'sq:' .. limit.name)
   local room = math.min(Limit.room(limit), 1000)
-  if #queues > 0 and room == 0 then
-    Lane.arm(limit)
-    return 0
-  end
+  if #queues > 0 and room == 0 then return Lane.arm(limit) end
   local opened = 0
   for _, queue in ipairs(queues) do
     local n = open_best(limit.name, queue, room)
@@ -250,7 +246,14 @@ function Lane.wake(limit)
     opened = opened + n
   end
   Lane.opened = Lane.opened + opened
-  return opened
+end
+
+-- Those that stand at the limit, and those that stand at its cap alone: a full rate keeps none of these shut.
+function Lane.wake(limit)
+  if Lane.nothing_shut() then return end
+  local name = Limit.whole(limit.name)
+  wake(Limit.get(name))
+  wake(Limit.get(CAP .. name))
 end
 
 -- The first task that has not ended, if it is the one to run now: while it runs, retries, sleeps or waits, nothing overtakes it.
@@ -309,7 +312,7 @@ function Lane.give_back(freed)
   for number, tasks in pairs(freed) do
     local l = Lane.get(number)
     S.wake(l.queue)
-    for _, name in ipairs(l.limits) do counts[name] = (counts[name] or 0) + tasks end
+    for _, name in ipairs(l.limits) do counts[Limit.whole(name)] = (counts[Limit.whole(name)] or 0) + tasks end
   end
   for name, tasks in pairs(counts) do
     local limit = Limit.get(name)

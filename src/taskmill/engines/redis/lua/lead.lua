@@ -11,7 +11,7 @@ end
 local led = held[1] and held[1] ~= '' and till > mono and till <= mono + 2 * A[4]  -- a longer one is of a clock that was set back
 if led and held[1] ~= holder then return pack(false) end
 if not led or held[1] ~= holder then
-  number = number + 1
+  number = number_after(number)
   call('HSET', key, 'holder', holder, 'number', int(number), 'since', int(S.now))
   S.tell('leader.changed', A[2], number, {holder = holder})
 end

@@ -1,10 +1,17 @@
 -- Limits: what is counted against them, and how much room they have. A limit is its name, `definition` or `definition:key`; its numbers are those of
 -- its definition, and without one it counts but never closes, so that what was charged can be given back.
+-- A task that was counted against its rates when it was submitted (`on_limit` reject) waits under the caps alone: its lane names the limit with CAP in front. That
+-- is the same limit, with the same number of running tasks, seen without its rate.
 
 local Limit = {all = {}, definitions = {}}
 
+local CAP = '='  -- no name begins with it
+
+-- The limit itself, whether its rate counts or not.
+function Limit.whole(name) return string.sub(name, 1, 1) == CAP and string.sub(name, 2) or name end
+
 local function definition_of(name)
-  local base = string.match(name, '^[^:]*')
+  local base = string.match(Limit.whole(name), '^[^:]*')
   local d = Limit.definitions[base]
   if d == nil then
     local raw = call('HGET', P .. 'limits', base)
@@ -18,7 +25,12 @@ end
 function Limit.get(name)
   local l = Limit.all[name]
   if l then return l end
-  local d = definition_of(name)
+  local d, whole = definition_of(name), Limit.whole(name)
+  if whole ~= name then
+    l = {name = name, of = Limit.get(whole), cap = d[3]}
+    Limit.all[name] = l
+    return l
+  end
   local raw = call('GET', P .. 'c:' .. name)
   local c = raw and cmsgpack.unpack(raw) or {0, 0, 0}  -- running, used, idle_at
   l = {name = name, rate = d[1], window = d[2], cap = d[3], running = c[1], used = c[2], idle_at = c[3], started = 0, key = P .. 'w:' .. name}
@@ -67,7 +79,7 @@ end
 
 -- How many more may start now.
 function Limit.room(l)
-  local room = l.cap and l.cap - l.running or 1073741824
+  local room = l.cap and l.cap - (l.of or l).running or 1073741824
   if l.rate then room = math.min(room, l.rate - l.used) end
   return math.max(room, 0)
 end
@@ -80,8 +92,9 @@ function Limit.count(l, n)
 end
 
 function Limit.start(l, n)
-  l.running = l.running + n
-  l.changed = true
+  local whole = l.of or l
+  whole.running = whole.running + n
+  whole.changed = true
   Limit.count(l, n)
 end
 
@@ -95,6 +108,7 @@ end
 
 -- Times are rounded up to a thousandth of the window: never over, at most 0.1 % late, at most 1,000 entries.
 function Limit.save(l)
+  l = l.of or l
   if not l.changed and l.started == 0 then return end
   l.idle_at = math.max(l.idle_at, l.started > 0 and S.now + l.window + l.grain or S.now)
   if l.started > 0 then

@@ -70,7 +70,7 @@ end
 
 local function void_lease(h, keep)
   if not keep then h[F.token], h[F.worker] = false, false end
-  h[F.request], h[F.awaits], h[F.finished_at] = false, false, false
+  h[F.request], h[F.awaits], h[F.started_at], h[F.finished_at] = false, false, false, false
 end
 
 -- The task can be claimed. Its time has come once; if the clock was set back since, it is due all the same. `crashed`: the code of what ended its attempt.
@@ -105,18 +105,37 @@ end
 
 function M.wait(h, deadline, awaits)
   M.leave(h)
-  h[F.ready_at], h[F.awaits] = deadline, awaits or false
+  h[F.ready_at], h[F.awaits], h[F.started_at] = deadline, awaits or false, false
   arrive(h, WAITING)
 end
 
 local function let_go(h, state)
   local flags = h[F.flags]
   if band(flags, UNIQUE_ENDED + UNIQUE_STARTED) ~= 0 then M.free_unique(h) end
-  if band(flags, SIGNALS) ~= 0 then call('UNLINK', P .. 'signals:' .. h.id, P .. 'signal_ids:' .. h.id) end
+  if band(flags, SIGNALS) ~= 0 then
+    call('UNLINK', P .. 'signals:' .. h.id, P .. 'signal_ids:' .. h.id)
+    M.set_beside(h, (bytes_in(call('HGET', P .. 'beside', h.id))), 0)
+  end
   if band(flags, ORDERED) ~= 0 then call('ZREM', P .. 'order:' .. h[F.lane], h.id) end
   if band(flags, WAITED) ~= 0 then M.fallen[#M.fallen + 1] = {h.id, state} end
   if h[F.lane] > 0 then Lane.live(h[F.lane], -1) end
   if h[F.expires_at] then call('ZREM', P .. 'expiry', h.id) end
+end
+
+-- Bytes that it has beside its record.
+function M.beside(h)
+  if band(h[F.flags], CHECKPOINTS + SIGNALS) == 0 then return 0 end
+  local steps, signals = bytes_in(call('HGET', P .. 'beside', h.id))
+  return steps + signals
+end
+
+function M.set_beside(h, steps, signals)
+  if steps + signals > 0 then call('HSET', P .. 'beside', h.id, int(steps) .. ' ' .. int(signals)) else call('HDEL', P .. 'beside', h.id) end
+end
+
+-- Its handler began: a unique key that is held until then is free.
+function M.begun(h)
+  if band(h[F.flags], UNIQUE_STARTED) ~= 0 then M.free_unique(h) end
 end
 
 function M.unique_key(h) return P .. 'u:' .. h[F.tenant] .. '\t' .. h[F.type] .. '\t' .. h[F.unique] end
@@ -132,7 +151,7 @@ function M.finish(h, state, o)
   local attempt, told = h[F.state] == RUNNING, S.of_attempt(h, o.error and o.error.code, o.started_after)
   M.leave(h)
   if o.started_after then h[F.started_at] = h[F.claimed_at] + o.started_after end
-  h[F.flags] = band(h[F.flags], bnot(CANCEL + AWAITS + SEALED))
+  h[F.flags] = band(h[F.flags], bnot(CANCEL + AWAITS + SEALED + (state == COMPLETED and SUSPECT or 0)))
   h[F.awaits], h[F.request] = false, false
   if o.phase then h[F.phase] = o.phase end
   if not attempt then h[F.token], h[F.worker] = false, false end
@@ -171,7 +190,7 @@ end
 -- The record of an attempt that did not end its task.
 function M.attempt(h, outcome, started_at, err)
   call('RPUSH', P .. 'attempts:' .. h.id,
-    pack({h[F.executions], h[F.worker], h[F.token], started_at or h[F.claimed_at], S.now, outcome, err and cjson.encode(err) or false}))
+    pack({h[F.executions], h[F.worker], h[F.token], started_at or h[F.started_at] or h[F.claimed_at], S.now, outcome, err and cjson.encode(err) or false}))
 end
 
 -- One crash more; past the most that it may have the task is poison. A cancel that was asked for comes first.
@@ -222,6 +241,9 @@ function M.add_edge(h, child, state, on_failure)
   end
   return fallen
 end
+
+-- Tasks wait for one that the store does not know: it is noticed when it comes.
+function M.await(id) call('SET', P .. 'known:' .. id, pack({false, 0, '', FAR, false, true})) end
 
 -- Edges of a child that ended in this state fall: those numbered behind `after`, up to n. How many were looked at, and the last. The result of one that lives
 -- in another shard is kept with the edge.

@@ -8,9 +8,9 @@ local QUANTUM, PASSED, TURN = 8, 200, 1000000
 
 local C = {taken = {}, passed = 0, more = false, stuffed = false, limits = {}, opened = 0}
 
--- slots, bytes, prefetch; rooms: how many more of each type that may be taken
-function C.begin(worker, request, slots, prefetch, bytes, rooms)
-  C.worker, C.request, C.slots, C.prefetch, C.bytes, C.most_bytes, C.rooms = worker, request, slots, prefetch, bytes, bytes, rooms
+-- slots, prefetch; bytes, which were most_bytes before others took some; rooms: how many more of each type that may be taken
+function C.begin(worker, request, slots, prefetch, bytes, most_bytes, rooms)
+  C.worker, C.request, C.slots, C.prefetch, C.bytes, C.most_bytes, C.rooms = worker, request, slots, prefetch, bytes, most_bytes, rooms
   C.token, C.opened = tonumber(call('GET', P .. 'token') or '0'), Lane.opened
 end
 
@@ -20,7 +20,7 @@ local function limit(name)
   return l
 end
 
--- Running, under a new token; a unique key held only until the start is free.
+-- Running, under a new token.
 local function start(h)
   C.token = number_after(C.token)
   S.count(h, h[F.state], -1)
@@ -29,7 +29,6 @@ local function start(h)
   h[F.version], h[F.executions] = h[F.version] + 1, h[F.executions] + 1
   R.touch(h)
   C.taken[#C.taken + 1] = h
-  if band(h[F.flags], UNIQUE_STARTED) ~= 0 then M.free_unique(h) end
   if S.listening() then S.tell_task('task.started', h, h[F.version], {worker = C.worker, attempt = h[F.executions]}) end
 end
 
@@ -79,10 +78,11 @@ local function sort_out(ids, most)
       move_aside(h)
       C.passed, moved = C.passed + 1, true
     elseif #took < most and not full() then
-      if h[F.size] > C.bytes and C.bytes < C.most_bytes then
+      local size = h[F.size] + M.beside(h)
+      if size > C.bytes and C.bytes < C.most_bytes then
         C.stuffed, C.more = true, true
       else
-        C.slots, C.bytes = C.slots - 1, C.bytes - h[F.size]
+        C.slots, C.bytes = C.slots - 1, C.bytes - size
         C.rooms[h[F.type]] = C.rooms[h[F.type]] - 1
         took[#took + 1] = h
       end
@@ -155,7 +155,7 @@ local function pass_on(limits)
   if not Lane.nothing_shut() then
     for _, l in pairs(limits) do
       Limit.save(l)
-      if Limit.room(l) > 0 then Lane.wake(l) end
+      Lane.wake(l)
     end
   end
   local before = C.opened
@@ -301,6 +301,9 @@ local function next_share(q, p)
   return best.share, best.turn, false
 end
 
+-- The weight of a share; of one that belongs to a tenant (its name and its key, with \31 between), the tenant's.
+local function weight_of(q, share) return math.max(1, q.weights[share] or q.weights[string.match(share, '^(.*)\31') or share] or 1) end
+
 -- Tasks of this priority from the share whose turn it is; 0 when nothing is left for this claim.
 function Q.serve(q, p)
   while Q.can_go_on(q) do
@@ -321,7 +324,7 @@ function Q.serve(q, p)
     if plain then
       if took > 0 then return took end  -- else what was in the way stands in a lane now
     elseif took > 0 then
-      Lane.set_turn(s.number, turn + math.floor(took * TURN / math.max(1, q.weights[s.name] or 1)))
+      Lane.set_turn(s.number, turn + math.floor(took * TURN / weight_of(q, s.name)))
       call('HSET', P .. 'turns', q.name, int(turn))
       return took
     else

@@ -4,14 +4,20 @@
 -- is id, line, body (see step.lua), size, and a map of what few have: run_at, delay, expires_at, key, hash, window, unique {key, flag, replaces}, edges {{task, on_failure}},
 -- parent {task, on_failure}, sealed.
 -- An answer is {status, id, code, message}: created; duplicate, replaced, conflict (with code `compare` the caller judges by the body, or the hash, that
--- `message` holds); rejected; refused. B.judge writes nothing, so that whoever finds a refusal in it can still leave everything as it was.
+-- `message` holds); rejected, with the time at which its rates have room again; refused. B.judge writes nothing, so that whoever finds a refusal in it can still leave everything as it was.
 
 local B = {}
 
+-- What is left of a task, or reserved for one: state (false: reserved), version, hash, until, elsewhere (it was given to another shard), awaited (tasks wait for
+-- it that came before it).
+local function remembered(raw)
+  local k = raw and cmsgpack.unpack(raw)
+  return k and k[4] > S.now and k or nil
+end
+
 local function known(id)
-  local raw = call('GET', P .. 'known:' .. id)
-  local k = raw and cmsgpack.unpack(raw)  -- state, version, hash, until, elsewhere
-  return k and k[4] > S.now and not k[5] and k or nil
+  local k = remembered(call('GET', P .. 'known:' .. id))
+  return k and not k[5] and not k[6] and k or nil
 end
 
 -- The final state of a task that others wait for, nil while it lives; and whether there is such a task at all.
@@ -25,7 +31,7 @@ local function state_of(id)
 end
 
 function B.open(batch)
-  local b = {lines = batch[1], tasks = batch[2], answers = {}, first = {}, place = {}, alive = {}, known = {}, linked = false}
+  local b = {lines = batch[1], tasks = batch[2], answers = {}, first = {}, place = {}, alive = {}, known = {}, traces = {}, children = {}, linked = false}
   for n, t in ipairs(b.tasks) do
     t.line, t.body, t.more = b.lines[t[2]], given_raw(t[3]), t[5] or {}
     b.linked = b.linked or t.more.edges ~= nil or t.more.parent ~= nil
@@ -34,9 +40,31 @@ function B.open(batch)
     else
       b.place[t[1]] = n
       b.alive[n] = true
+      if t.more.parent then
+        local of = b.children[t.more.parent[1]] or {}
+        b.children[t.more.parent[1]], of[#of + 1] = of, t[1]
+      end
     end
   end
   return b
+end
+
+-- Whether tasks wait already for one that comes only now, here or in other shards: as flags.
+local function awaited(id)
+  return call('EXISTS', P .. 'waiters:' .. id) * WAITED + call('EXISTS', P .. 'watchers:' .. id) * WATCHED
+end
+
+-- When every full rate of these limits has room again; false where none is full.
+local function room_at(names)
+  local at = false
+  for _, name in ipairs(names) do
+    local l = Limit.get(name)
+    if Limit.full_rate(l) then
+      Limit.save(l)
+      at = math.max(at or 0, Limit.next_room_at(l) or 0)
+    end
+  end
+  return at
 end
 
 -- Who is there already, by id?
@@ -48,18 +76,21 @@ local function judge_ids(b)
   R.load(ids)
   for first = 1, #keys, 1000 do
     for i, raw in ipairs(call('MGET', unpack(keys, first, math.min(first + 999, #keys)))) do
-      if raw then b.known[ids[first + i - 1]] = cmsgpack.unpack(raw) end
+      if raw then b.known[ids[first + i - 1]], b.traces[ids[first + i - 1]] = remembered(raw), true end
     end
   end
   for n, t in ipairs(b.tasks) do
     if b.alive[n] then
       local h, k = R.get(t[1]), b.known[t[1]]
-      k = not h and k and k[4] > S.now and k
+      local reserved = k and not k[1] and not k[6]
       if h then
-        b.answers[n], b.alive[n] = {'duplicate', t[1], 'compare', answer_raw(h.body)}, nil
+        local status = band(h[F.flags], REJECTED) ~= 0 and 'rejected' or 'duplicate'
+        b.answers[n], b.alive[n] = {status, t[1], 'compare', answer_raw(h.body), status == 'rejected' and {room_at(t.line.limits), S.now}}, nil
       elseif k and k[5] then
         b.answers[n], b.alive[n] = {'elsewhere', t[1]}, nil
-      elseif k and k[1] then
+      elseif reserved and not t.more.hash then
+        b.unhashed = true
+      elseif k and (k[1] or (reserved and k[3] ~= t.more.hash)) then
         b.answers[n], b.alive[n] = {'duplicate', t[1], 'compare', 'hash:' .. k[3]}, nil
       end
     end
@@ -84,13 +115,57 @@ local function edge_error(b, t)
   end
 end
 
--- A task that waits for one that does not exist is refused, and so is what waits for it.
+local WALK = 1000  -- edges that are followed to find a circle
+
+-- What a task waits for by now, or will with this batch.
+local function open_edges(b, id, most)
+  local found, n = {}, b.place[id]
+  for _, edge in ipairs(n and b.alive[n] and b.tasks[n].more.edges or {}) do found[#found + 1] = edge[1] end
+  for _, child in ipairs(b.children[id] or {}) do found[#found + 1] = child end
+  local h = R.get(id)
+  if h and h[F.state] == WAITING and band(h[F.flags], EDGES) ~= 0 then
+    for _, child in ipairs(call('ZRANGE', P .. 'edge_order:' .. id, 0, most)) do
+      if not M.edge(id, child)[3] then found[#found + 1] = child end
+    end
+  end
+  return found
+end
+
+-- Whether one of these waits, over at most so many edges, for `goal`. What was seen before waits for it in no way.
+function B.reaches(b, line, goal, seen)
+  local at, left = 1, WALK
+  while at <= #line and left > 0 do
+    local id = first(b, line[at])
+    at = at + 1
+    if id == goal then return true end
+    if not seen[id] then
+      seen[id] = true
+      for _, child in ipairs(open_edges(b, id, left)) do line[#line + 1], left = child, left - 1 end
+    end
+  end
+  return false
+end
+
+-- Circles inside a batch are known to the caller. Another one comes back to the batch by a task that is waited for already: a child of one that is there, or one that
+-- tasks wait for which came before it.
+local function closes_circle(b, t, walks)
+  local parent = t.more.parent
+  if not t.more.edges or not (b.traces[t[1]] or (parent and not b.place[parent[1]])) then return false end
+  local goal = parent and first(b, parent[1]) or t[1]
+  walks[goal] = walks[goal] or {}
+  local line = {}
+  for i, edge in ipairs(t.more.edges) do line[i] = edge[1] end
+  return B.reaches(b, line, goal, walks[goal])
+end
+
+-- A task that waits for one that does not exist, or for one that waits for it, is refused, and so is what waits for it.
 local function judge_edges(b)
   local refused = b.linked
   while refused do
     refused = false
+    local walks = {}
     for n, t in ipairs(b.tasks) do
-      local wrong = b.alive[n] and edge_error(b, t)
+      local wrong = b.alive[n] and (edge_error(b, t) or closes_circle(b, t, walks) and {'refused', t[1], 'cycle', t[1]})
       if wrong then
         b.answers[n], b.alive[n], refused = wrong, nil, true
       end
@@ -187,14 +262,47 @@ local function has_unique(b, n, t, holders)
   return true
 end
 
-local function count_or_reject(t)
-  local limits = {}
-  for _, name in ipairs(t.line.limits) do
-    limits[#limits + 1] = Limit.get(name)
-    if Limit.room(limits[#limits]) <= 0 then return false end
+-- What a task held that is not taken after all.
+local function forget_keys(t, holders)
+  if t.more.key then
+    local raw = call('GET', dedupe_key(t))
+    if raw and cmsgpack.unpack(raw)[1] == t[1] then call('DEL', dedupe_key(t)) end
   end
-  for _, limit in ipairs(limits) do Limit.count(limit, 1) end
-  return true
+  if t.more.unique then
+    local name = t.line.tenant .. '\t' .. t.line.type .. '\t' .. t.more.unique[1]
+    if call('GET', P .. 'u:' .. name) == t[1] then call('DEL', P .. 'u:' .. name) end
+    holders[name] = nil
+  end
+end
+
+-- Counted against its rates now and never again; or rejected, because one of them or a cap is full.
+local function count_or_reject(t, holders)
+  for _, name in ipairs(t.line.limits) do
+    if Limit.room(Limit.get(name)) <= 0 then
+      t.rejected = true
+      return forget_keys(t, holders)
+    end
+  end
+  for _, name in ipairs(t.line.limits) do Limit.count(Limit.get(name), 1) end
+  t.counted = true
+end
+
+-- Refused after it was counted.
+local function give_up(t, holders)
+  forget_keys(t, holders)
+  if t.counted then
+    for _, name in ipairs(t.line.limits) do Limit.count(Limit.get(name), -1) end
+  end
+end
+
+-- Those of a line's limits under which its tasks wait: where the rates were counted at submit, the caps alone.
+local function waits_under(line)
+  if not line.rejects then return line.limits end
+  local caps = {}
+  for _, name in ipairs(line.limits) do
+    if Limit.get(name).cap then caps[#caps + 1] = CAP .. name end
+  end
+  return caps
 end
 
 local RATE = {code = 'rate_limited', message = 'over its limit when it was submitted'}
@@ -202,11 +310,8 @@ local RATE = {code = 'rate_limited', message = 'over its limit when it was submi
 local function record(b, n, t, seq)
   local line, more = t.line, t.more
   local state, ready_at, run_at = times(t)
-  local flags, limits = 0, line.limits
-  local rejected = false
-  if line.rejects then
-    rejected, limits = not count_or_reject(t), {}
-  end
+  local flags, limits = t.rejected and REJECTED or 0, waits_under(line)
+  if b.traces[t[1]] then flags = flags + awaited(t[1]) end
   local lane = Lane.number(line.queue, line.share, limits, line.order_key, '')
   if line.order_key ~= '' then flags = flags + ORDERED end
   if more.unique then flags = flags + more.unique[2] end
@@ -219,13 +324,14 @@ local function record(b, n, t, seq)
   h.id, h.body = t[1], t.body
   R.known[t[1]] = h
   R.touch(h)
-  if rejected then h[F.state] = DEAD end
-  return h, rejected
+  if t.rejected then h[F.state] = DEAD end
+  return h
 end
 
 local function reject(h)
   h[F.finished_at], h[F.error] = S.now, cjson.encode(RATE)
-  if band(h[F.flags], UNIQUE_STARTED + UNIQUE_ENDED) ~= 0 then M.free_unique(h) end
+  if band(h[F.flags], WAITED) ~= 0 then M.fallen[#M.fallen + 1] = {h.id, DEAD} end
+  if band(h[F.flags], WATCHED) ~= 0 then M.tell_watchers(h) end
   call('ZADD', P .. 'ended:' .. DEAD, S.now, h.id)
   S.ended = true
   local owed = {id = h.id, type = h[F.type], queue = h[F.queue], state = 'dead', version = 1}
@@ -269,26 +375,16 @@ local function link(b)
   for id, h in pairs(waiters) do settle_waiter(h, failed[id]) end
 end
 
--- What a task held that is refused after all.
-local function forget_keys(t)
-  if t.more.key then
-    local raw = call('GET', dedupe_key(t))
-    if raw and cmsgpack.unpack(raw)[1] == t[1] then call('DEL', dedupe_key(t)) end
-  end
-  if t.more.unique then
-    local key = P .. 'u:' .. t.line.tenant .. '\t' .. t.line.type .. '\t' .. t.more.unique[1]
-    if call('GET', key) == t[1] then call('DEL', key) end
-  end
-end
-
 function B.store(b)
   local holders = {}
   for n, t in ipairs(b.tasks) do
-    if b.alive[n] and not (t.more.key and has_key(b, n, t)) and t.more.unique then has_unique(b, n, t, holders) end
+    if b.alive[n] and not (t.more.key and has_key(b, n, t)) and not (t.more.unique and has_unique(b, n, t, holders)) and t.line.rejects then
+      count_or_reject(t, holders)
+    end
   end
   judge_edges(b)  -- what waits for a task that turned out to be another's duplicate waits for that one
   for n, t in ipairs(b.tasks) do
-    if b.answers[n] and b.answers[n][1] == 'refused' then forget_keys(t) end
+    if b.answers[n] and b.answers[n][1] == 'refused' then give_up(t, holders) end
   end
   local count = 0
   for _ in pairs(b.alive) do count = count + 1 end
@@ -296,16 +392,16 @@ function B.store(b)
   local seq, lines, queues = last - count, {}, {}
   for n, t in ipairs(b.tasks) do
     if b.alive[n] then
-      if b.known[t[1]] then call('DEL', P .. 'known:' .. t[1]) end
+      if b.traces[t[1]] then call('DEL', P .. 'known:' .. t[1]) end
       queues[t.line.queue] = true
       seq = seq + 1
-      local h, rejected = record(b, n, t, seq)
+      local h = record(b, n, t, seq)
       lines[#lines + 1] = seq
       lines[#lines + 1] = t[1]
       S.count(h, h[F.state], 1)
-      if rejected then
+      if t.rejected then
         reject(h)
-        b.answers[n] = {'rejected', t[1]}
+        b.answers[n] = {'rejected', t[1], false, false, {room_at(t.line.limits), S.now}}
       else
         if h[F.lane] > 0 then Lane.live(h[F.lane], 1) end
         if band(h[F.flags], ORDERED) ~= 0 then call('ZADD', P .. 'order:' .. h[F.lane], seq, t[1]) end
@@ -313,7 +409,7 @@ function B.store(b)
         M.enter(h)
         b.answers[n] = {'created', t[1]}
       end
-      S.tell_task(rejected and 'task.dead' or 'task.submitted', h, 1, rejected and {error = 'rate_limited'})
+      S.tell_task(t.rejected and 'task.dead' or 'task.submitted', h, 1, t.rejected and {error = 'rate_limited'})
     end
   end
   for queue in pairs(queues) do call('SADD', P .. 'queues', queue) end

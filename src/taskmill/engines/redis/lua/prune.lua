@@ -36,8 +36,12 @@ local function forget(key, most, drop)
 end
 if left > 0 then
   forget(P .. 'forgets', left, function(id)
-    call('DEL', P .. 'known:' .. id)
     call('ZREM', P .. 'forgets', id)
+    if call('EXISTS', P .. 'waiters:' .. id, P .. 'watchers:' .. id) > 0 then  -- a reservation that ran out; tasks wait for it still
+      M.await(id)
+      return true
+    end
+    call('DEL', P .. 'known:' .. id)
     forgotten[#forgotten + 1] = id
     return true
   end)
@@ -72,7 +76,7 @@ if left > 0 then
     local l = Limit.get(name)
     local last = call('LINDEX', l.key, -1)
     local empty_at = last and entry(last) + l.window or 0
-    if l.running > 0 or call('SCARD', P .. 'sq:' .. name) > 0 or empty_at > S.now then
+    if l.running > 0 or call('EXISTS', P .. 'sq:' .. name, P .. 'sq:' .. CAP .. name) > 0 or empty_at > S.now then
       call('ZADD', P .. 'unused', math.max(empty_at, S.now + LATER), name)
       return false
     end

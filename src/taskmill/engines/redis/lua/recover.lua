@@ -25,6 +25,7 @@ for _, pair in ipairs(silent) do
   local leases = leases_of(worker, n - moved)
   for _, lease in ipairs(leases) do
     local h = R.get(lease[3])
+    if h[F.started_at] then M.begun(h) end
     M.attempt(h, 'crashed', nil, {code = 'lease_lost', message = 'worker ' .. worker .. ' was not heard of any more'})
     M.crash(h, nil, false)
   end

@@ -43,11 +43,11 @@ local function obey(kind, name, value)
     Limit.definitions[name] = nil
     local seen = {}  -- several shares may stand at one limit
     for _, one in ipairs(call('HKEYS', P .. 'stands')) do
-      local limit = string.match(one, '^(.*)\t')
+      local limit = Limit.whole(string.match(one, '^(.*)\t'))
       if string.match(limit, '^[^:]*') == name and not seen[limit] then
         seen[limit] = true
         if Limit.all[limit] then Limit.save(Limit.all[limit]) end  -- what it has forgotten is written, before it is read by its new numbers
-        Limit.all[limit] = nil
+        Limit.all[limit], Limit.all[CAP .. limit] = nil, nil
         Lane.wake(Limit.get(limit))
       end
     end
@@ -72,7 +72,7 @@ local function moves(before, after)
   return cjson.encode({given(was.limits), given(was.fair)}) ~= cjson.encode({given(is.limits), given(is.fair)})
 end
 
--- Change an item (nil: remove it). Obeyed by every following step at once, this one included.
+-- Change an item (nil: remove it). Obeyed by every following step at once, this one included; a step that changes many has one generation.
 function I.write(kind, name, operator, item)
   local before = I.value(kind, name)
   if item then
@@ -82,10 +82,16 @@ function I.write(kind, name, operator, item)
   end
   local after = I.value(kind, name)
   S.tell('setting.changed', kind .. '/' .. name, 0)
-  for _, queue in ipairs(call('SMEMBERS', P .. 'queues')) do S.wake(queue) end
   if kind == 'schedule' and not after then call('HDEL', P .. 'items:fired', name .. '\t0') end  -- put again some day, it is a new one
+  if (HOT[kind] or kind == 'schedule') and not I.woke then
+    I.woke = true
+    for _, queue in ipairs(call('SMEMBERS', P .. 'queues')) do S.wake(queue) end
+  end
   if HOT[kind] then
-    call('SET', P .. 'generation', int(number_after(tonumber(call('GET', P .. 'generation') or '0'))))
+    if not I.renewed then
+      I.renewed = true
+      call('SET', P .. 'generation', int(number_after(tonumber(call('GET', P .. 'generation') or '0'))))
+    end
     obey(kind, name, after)
     if kind == 'type' and moves(before, after) then call('HSET', P .. 'moving', name, '0') end
   end

@@ -1,11 +1,16 @@
 -- A signal: kept in order until the task ends; one that waits for it becomes ready.
--- A: {task, name, data, id}   answers {number} or {false, code, state}
+-- A: {task, name, data, id, most signals, most bytes}   answers {number} or {false, code, state}
 
 local h = R.get(A[1])
 if not h then return pack({false, known(A[1]) and 'expired' or 'not_found'}) end
 local sent = tonumber(call('HGET', P .. 'signal_ids:' .. h.id, A[4]))
 if sent then return pack({sent}) end
 if h[F.state] >= COMPLETED then return pack({false, 'terminal', h[F.state]}) end
+local steps, bytes = bytes_in(call('HGET', P .. 'beside', h.id))
+bytes = bytes + #A[2] + #A[3]
+if call('LLEN', P .. 'signals:' .. h.id) >= A[5] then return pack({false, 'too_many_signals'}) end
+if bytes > A[6] then return pack({false, 'signals_too_large'}) end
+M.set_beside(h, steps, bytes)
 local last = call('LINDEX', P .. 'signals:' .. h.id, -1)
 local number = last and cmsgpack.unpack(last)[1] + 1 or 1
 call('RPUSH', P .. 'signals:' .. h.id, pack({number, A[2], A[3], A[4], S.now}))

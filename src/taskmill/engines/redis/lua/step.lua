@@ -24,7 +24,8 @@ local KINDS = {[0] = 'ready', 'snoozed', 'retrying', 'started', 'waiting', 'comp
 
 -- What a task has beside its record.
 local ORDERED, CANCEL, UNIQUE_STARTED, UNIQUE_ENDED, EDGES, WAITED, SEALED, AWAITS, UNWIND, CHECKPOINTS, SIGNALS = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024
-local WATCHED = 2048  -- by tasks of other shards
+local SUSPECT, REJECTED = 2048, 4096
+local WATCHED = 8192  -- by tasks of other shards
 
 -- The places of a record's fields (`home`: share, limits and order key of its lane, where it has one).
 local F = {
@@ -143,8 +144,14 @@ function R.drop(h)
   call('UNLINK', P .. 't:' .. h.id)
 end
 
--- How many tasks there are of a queue, type, priority and state.
+-- States whose tasks are found by an index of their own, in:<state>, in the order of their creation. The others are found where they stand: lines, leases, ended.
+local INDEXED = {[SCHEDULED] = true, [RETRYING] = true, [WAITING] = true, [DEAD] = true, [CANCELLED] = true}
+
+-- One task more, or fewer, of its queue, type, priority and this state.
 function S.count(h, state, n)
+  if INDEXED[state] then
+    if n > 0 then call('ZADD', P .. 'in:' .. state, h[F.seq], h.id) else call('ZREM', P .. 'in:' .. state, h.id) end
+  end
   local field = h[F.queue] .. '\t' .. h[F.type] .. '\t' .. h[F.priority] .. '\t' .. state
   S.counts[field] = (S.counts[field] or 0) + n
 end
@@ -178,6 +185,12 @@ function S.of_attempt(h, code, started_after)
     told.duration = math.max(0, S.now - h[F.claimed_at] - (started_after or 0))
   end
   return told
+end
+
+-- beside: by task, the bytes of its checkpoints and of its signals, which a claim brings along.
+local function bytes_in(text)
+  local steps, signals = string.match(text or '0 0', '^(%d+) (%d+)$')
+  return tonumber(steps), tonumber(signals)
 end
 
 local EPOCH = 1577836800000000  -- 2020

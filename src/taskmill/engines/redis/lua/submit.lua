@@ -1,5 +1,6 @@
 -- Submit: see place.lua.
--- A: {generation, batch, unseal, elsewhere (id -> shard)}   answers 'settings' (read them anew), {'unknown', id} (nothing to unseal), or an answer for each task
+-- A: {generation, batch, unseal, elsewhere (id -> shard)}   answers 'settings' (read them anew), 'hashes' (an id is
+-- reserved: say the hash of every payload), {'unknown', id} (nothing to unseal), or an answer for each task
 
 if settings_have_changed(A[1]) then return pack('settings') end
 elsewhere = A[4]
@@ -8,6 +9,7 @@ for _, id in ipairs(A[3]) do
   if not (R.get(id) or b.place[id]) then return pack({'unknown', id}) end
 end
 B.judge(b)
+if b.unhashed then return pack('hashes') end
 B.store(b)
 M.settle()
 B.unseal(A[3])

@@ -25,6 +25,7 @@ for _, name in ipairs(A[3]) do
 end
 
 local ids, n, blocked, lines = {}, 0, false, {}
+local beside = call('EXISTS', P .. 'beside') == 1
 
 -- Up to `most` of a line, from where the last look at it ended.
 local function take(queue, p, most)
@@ -52,6 +53,12 @@ local function take(queue, p, most)
   for i = 1, took do
     size = size + #records[i]
     raws[n + i] = records[i]
+  end
+  if beside then
+    for _, text in ipairs(call('HMGET', P .. 'beside', unpack(ids, n + 1, n + took))) do
+      local steps, signals = bytes_in(text)
+      size = size + steps + signals
+    end
   end
   if size > bytes then
     blocked = true

@@ -7,6 +7,7 @@ own. It cannot have been removed, because what is owed is not pruned.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+
 from taskmill.engine import Engine, Entry, Record
 from taskmill.engines.archive.store import Archive
 from taskmill.task import TERMINAL

@@ -83,8 +83,8 @@ async def own(store: Store, *, make: bool = True) -> None:
 
 
 async def _upgrade(shards: Shards) -> None:
-    """What programs before this one stored is brought to this schema, in slices; a program that ends in the midst leaves the rest to the next. Shard 0 is the last:
-    while it says the old schema, the others are looked at."""
+    """What programs before this one stored is brought to this schema, in slices; a program that ends in the midst leaves the rest to the next. Shard 0 is
+    the last: while it says the old schema, the others are looked at."""
     first = shards[0]
     if int(await first.ask("HGET", first.key("store"), "schema")) == SCHEMA:
         return

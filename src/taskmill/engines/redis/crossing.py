@@ -163,7 +163,7 @@ class Crossing:
         home = (await self.homes([id])).get(id, shard)
         if home != shard:
             other = self._shards[home]
-            await other.run("yield", [id, await inspect.now_of(other) + DEFAULT_DEDUPE_WINDOW, shard])
+            await other.run("yield", [id, await inspect.now_of(other) + self._shards.settings.rules.dedupe_window, shard])
         await self._shards.ask(pointer, "SET", pointer, shard)
 
     async def _use(self, numbers: set[int]) -> None:

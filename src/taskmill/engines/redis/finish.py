@@ -12,6 +12,7 @@ from taskmill.engine import Checkpoint, Ending, Finished, Outcome, Refusal
 from taskmill.engines.redis.records import completed
 from taskmill.engines.redis.store import Store
 from taskmill.engines.redis.submit import Batch, refusal
+from taskmill.engines.refusals import cycle
 from taskmill.engines.rows import ON_FAILURE_NUMBERS, STATES, encode_progress
 from taskmill.errors import Conflict, Expired, InvalidInput, NotFound, StoreError
 from taskmill.task import MOST_SIGNAL_BYTES, MOST_SIGNALS, MOST_STEP_BYTES, MOST_STEPS, ErrorInfo, OnFailure, State
@@ -27,7 +28,6 @@ BOUNDS = {"too_many_signals": f"at most {MOST_SIGNALS}", "signals_too_large": f"
 MESSAGES = {
     "stale_lease": STALE,
     "not_found": "there is no such task",
-    "cycle": "a task that it would wait for waits for it",
     "too_many_steps": f"a task has at most {MOST_STEPS} steps",
     "steps_too_large": f"the steps of a task have at most {MOST_STEP_BYTES} bytes, with their names",
 }
@@ -137,6 +137,8 @@ def _error(error: ErrorInfo) -> dict[str, str]:
 
 
 def _refusal(outcome: Outcome, code: str, message: str) -> Refusal:
+    if code == "cycle":
+        return Refusal(outcome.task, outcome.token, "refused", cycle().message)
     if code == "unknown_edge":
         return Refusal(outcome.task, outcome.token, code, f"there is no task {message} to wait for")
     if code == "refused" and not message.startswith("the task "):

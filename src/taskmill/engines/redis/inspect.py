@@ -94,7 +94,7 @@ async def attempts(store: Store, task: str) -> tuple[Attempt, ...]:
 def _history(h: Header, beside: Iterable[bytes]) -> tuple[Attempt, ...]:
     """The attempts beside a record, and the one that lies in it."""
     earlier = [_attempt(_decode(found)) for found in beside]
-    if h.token is False or h.claimed_at is False or any(attempt.token == h.token for attempt in earlier):
+    if h.token is False or h.claimed_at is False or any(attempt.token == int(h.token) for attempt in earlier):
         return tuple(earlier)
     outcome = {5: "completed", 6: "failed", 7: "cancelled"}.get(h.state)
     if outcome is None and h.state != RUNNING:

@@ -50,7 +50,8 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     updated_at: int | bool
     expires_at: int | bool
     finished_at: int | bool
-    token: int | bool
+    token: int | str | bool
+    """A text, where it is one of another store and larger than the numbers of a script."""
     worker: str | bool
     request: int | bool
     claimed_at: int | bool
@@ -212,5 +213,5 @@ def _text(value: str | bool) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _number(value: int | bool) -> int | None:
+def _number(value: int | str | bool) -> int | None:
     return None if value is False else int(value)

@@ -266,10 +266,11 @@ def _restored(record: Record, raws: list[bytes]) -> list[Any]:
     leased = task.state is State.RUNNING
     meta, flags = restored_meta(task), restored_flags(record)
     raws.append(_encode(Body(task.payload, encode_retry(task.retry), task.timeout, meta)))
+    body = len(raws)
     header = [
         0, task.type, task.queue, task.tenant, task.priority, 0, state, FAR if state == WAITING else task.run_at, task.version, task.executions,
         task.failures, task.crashes, flags, task.open_edges, task.created_at, task.updated_at, _or_false(task.expires_at),
-        _or_false(task.finished_at), False if leased else _or_false(task.token), False if leased else _or_false(task.worker), False,
+        _or_false(task.finished_at), False if leased or task.token is None else _token(task.token), False if leased else _or_false(task.worker), False,
         False if leased else _or_false(task.started_at), False if leased else _or_false(task.started_at), _or_false(task.must_end), _or_false(task.phase),
         False if task.progress is None else encode_progress(task.progress), False, False, task.run_at, task.max_crashes,
         False if task.unique is None else task.unique.key, task.idempotency_window, False if task.result is None else task.result.decode(),
@@ -279,9 +280,10 @@ def _restored(record: Record, raws: list[bytes]) -> list[Any]:
     key: Any = False
     if task.idempotency_key is not None and not flags & REJECTED:
         key = [task.idempotency_key, codec.payload_hash(task.payload).hex(), task.created_at + task.idempotency_window]
-    attempts = [
-        [a.number, a.worker, a.token, a.started_at, a.ended_at, a.outcome, _or_false(encode_error(a.error))] for a in record.attempts if a.ended_at is not None
-    ]
+    attempts = []
+    for a in [a for a in record.attempts if a.ended_at is not None]:
+        raws.append(_encode([a.number, a.worker, a.token, a.started_at, a.ended_at, a.outcome, _or_false(encode_error(a.error))]))
+        attempts.append(len(raws))
     edges = [
         [
             edge.task, ON_FAILURE_NUMBERS[edge.on_failure], False if edge.outcome is None else NUMBERS[edge.outcome],
@@ -290,10 +292,15 @@ def _restored(record: Record, raws: list[bytes]) -> list[Any]:
         for edge in record.edges
     ]  # fmt: skip
     return [
-        task.id, header, len(raws), [share, list(limits), order_key or ""], key, attempts,
+        task.id, header, body, [share, list(limits), order_key or ""], key, attempts,
         {name: value.decode() for name, value in record.checkpoints.items()},
         [[s.number, s.name, s.data.decode(), s.id, s.at] for s in record.signals], edges,
     ]  # fmt: skip
+
+
+def _token(token: int) -> int | str:
+    """A token of another store may be larger than the numbers of a script."""
+    return token if abs(token) < 1 << 53 else str(token)
 
 
 def _or_false(value: Any) -> Any:

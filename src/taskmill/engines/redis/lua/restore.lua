@@ -33,7 +33,7 @@ local function add_rest(h, key, attempts, steps, signals)
     call('ZADD', P .. 'keys', key[3], name)
   end
   local of_steps, of_signals = 0, 0
-  for _, a in ipairs(attempts) do call('RPUSH', P .. 'attempts:' .. h.id, pack(a)) end
+  for _, a in ipairs(attempts) do call('RPUSH', P .. 'attempts:' .. h.id, given_raw(a)) end
   for name, value in pairs(steps) do
     call('HSET', P .. 'checkpoints:' .. h.id, name, value)
     of_steps = of_steps + #name + #value

@@ -26,6 +26,7 @@ FAR = 1 << 62
 HOLD = 2
 SINGLE = frozenset(
     [
+        "beside",
         "counts",
         "due",
         "edge",
@@ -79,6 +80,7 @@ MANY = frozenset(
         "q",
         "l",
         "ended",
+        "in",
         "attempts",
         "checkpoints",
         "signals",
@@ -213,7 +215,7 @@ def _names(d: Dump) -> Iterator[str]:
 def _numbers(d: Dump) -> Iterator[str]:
     yield from differ("ids", {id: h.seq for id, h in d.tasks.items()}, d.scores("ids"))
     for id, h in d.tasks.items():
-        if h.seq > d.number("seq") or (h.token or 0) > d.number("token"):
+        if h.seq > d.number("seq") or int(h.token) > d.number("token"):
             yield f"{id} has a number or token that the store has not given"
         if h.state >= COMPLETED and h.finished_at is False:
             yield f"{id} has ended at no time"
@@ -231,9 +233,11 @@ def _lines(d: Dump) -> Iterator[str]:
             expected["due"][id] = h.ready_at
         if h.state >= COMPLETED:
             expected[f"ended:{h.state}"][id] = int(h.finished_at)
+        if h.state not in (PENDING, RUNNING, COMPLETED):
+            expected[f"in:{h.state}"][id] = h.seq
         if h.state < COMPLETED and h.flags & ORDERED:
             expected[f"order:{h.lane}"][id] = h.seq
-    names = {name for name in d.keys if name == "due" or name.startswith(("q:", "l:", "ended:", "order:"))}
+    names = {name for name in d.keys if name == "due" or name.startswith(("q:", "l:", "ended:", "in:", "order:"))}
     for name in names | expected.keys():
         yield from differ(name, expected[name], d.scores(name))
 
@@ -290,6 +294,13 @@ def _open_edge(d: Dump, id: str, child: str, edge: Any, falling: dict[str, bytes
         yield f"the edge of {id} onto {child} never falls"
 
 
+def _bytes(d: Dump) -> dict[str, str]:
+    """What tasks have beside their records: bytes of checkpoints and of signals."""
+    steps = {id: sum(len(name.encode()) + len(value) for name, value in d.hash(f"checkpoints:{id}").items()) for id in d.all("checkpoints:")}
+    signals = {id: sum(len(part.encode()) for raw in raws for part in _decode(raw)[1:3]) for id, raws in d.all("signals:").items()}
+    return {id: f"{steps.get(id, 0)} {signals.get(id, 0)}" for id in steps.keys() | signals.keys()}
+
+
 def _belongings(d: Dump) -> Iterator[str]:
     for kind, flag in (("checkpoints:", CHECKPOINTS), ("signals:", SIGNALS)):
         for id in d.all(kind):
@@ -297,6 +308,7 @@ def _belongings(d: Dump) -> Iterator[str]:
                 yield f"{kind}{id} is of nobody who knows it"
             elif kind == "signals:" and d.tasks[id].state >= COMPLETED:
                 yield f"{id} has ended and has signals"
+    yield from differ("beside", _bytes(d), {id: text.decode() for id, text in d.hash("beside").items()})
     for kind in ("attempts:", "edges:", "edge_order:", "signal_ids:"):
         yield from (f"{kind}{id} is of nobody" for id in d.all(kind) if id not in d.tasks)
     for id, raws in d.all("attempts:").items():

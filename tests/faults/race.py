@@ -6,6 +6,7 @@ What each of them asks and is told goes into a history, what the store says that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import uuid
 from collections.abc import Awaitable, Callable
@@ -82,7 +83,8 @@ class Race:
 
     def plan(self, new: NewTask) -> NewTask:
         children = tuple((0, edge.task) for edge in new.edges)
-        self.planned[new.id] = Planned(() if new.on_limit is OnLimit.REJECT else new.limits or (), children, new.order_key)
+        limits = tuple(name for name in new.limits or () if new.on_limit is not OnLimit.REJECT or LIMITS[name].rate is None)  # a rate counts at the submit
+        self.planned[new.id] = Planned(limits, children, new.order_key)
         if new.parent is not None:
             self.planned[new.parent.task].children += ((0, new.id),)
         if not new.sealed:  # what an operator cancels takes no more children
@@ -107,7 +109,7 @@ class Submitter:
         race, chance = self.race, self.chance
         tasks = [self._new(limits=chance.choice(LANES), fair_key=chance.choice(("", "", "x", "y")) or None) for _ in range(8)]
         tasks += [self._new(order_key=chance.choice(("left", "right"))), self._new(delay=chance.randrange(50) * MILLISECOND), self._new(type="moved")]
-        tasks.append(self._new(limits=("pace",), on_limit=OnLimit.REJECT))
+        tasks += [self._new(limits=limits, on_limit=OnLimit.REJECT) for limits in (("pace",), ("three",))]
         tasks.append(self._new(expires_at=self.client.engine.clock.now() + chance.randrange(100) * MILLISECOND))
         tasks += [self._new(type="plain", queue=PLAIN) for _ in range(6)]
         children = chance.sample([task.id for task in tasks[:8]], chance.randint(1, 5))
@@ -254,6 +256,21 @@ class Claimer:
         refused = (await self.client.finish([outcome])).refused
         assert (saved and refused) or not lost, f"{task.id} was written under token {task.token} of {task.worker}, which was lost"
         self.race.refused_late += len(refused)
+
+    async def too_late(self) -> None:
+        """With nobody else at work: a task is claimed, given back, and ended nevertheless. That is refused."""
+        await self.client.submit([self.race.plan(NewTask(type="plain", queue=PLAIN, max_crashes=1_000))])
+        while not self.held:
+            self.request += 1
+            with contextlib.suppress(Conflict):
+                claim = await self.client.claim(self.name, self.request, (PLAIN,), Room(1))
+                self.held = {task.token: task for task in claim.tasks}
+                continue
+            await self.join()
+        [task, *_] = self.held.values()
+        await self.leave()
+        self.race.late.remove(task)
+        await self.end_late(task)
 
     def _outcome(self, task: Claimed) -> Outcome:
         given = {"task": task.id, "worker": task.worker, "token": task.token, "started_after": 0}

@@ -67,6 +67,8 @@ DAMAGES: dict[str, Callable[[Damage], object]] = {
     "q:default:1:": lambda d: d.client.zrem(f"{P}q:default:1", *[m for m, _ in dump(d.url).keys["q:default:1"]]),
     "due:": lambda d: d.client.delete(f"{P}due"),
     "ended:5:": lambda d: d.client.zadd(f"{P}ended:5", {"nobody": 1}),
+    "in:1:": lambda d: d.client.zadd(f"{P}in:1", {"nobody": 1}),
+    "beside:": lambda d: d.client.hset(f"{P}beside", "nobody", "1 1"),
     "order:": lambda d: d.client.delete(d.key("order:")),
     "run:": lambda d: d.client.delete(d.key("run:")),
     "which is not registered": lambda d: d.client.delete(f"{P}workers"),
@@ -83,7 +85,7 @@ DAMAGES: dict[str, Callable[[Damage], object]] = {
     "waits for nothing": lambda d: d.change(d.task(), state=4, ready_at=1 << 62, flags=0, open_edges=0),
     "is of nobody who knows it": lambda d: d.client.hset(f"{P}checkpoints:{d.task(running)}", "x", "1"),
     "has ended and has signals": lambda d: [
-        d.change(d.task(completed), flags=1024), d.client.rpush(f"{P}signals:{d.task(completed)}", "x"),
+        d.change(d.task(completed), flags=1024), d.client.rpush(f"{P}signals:{d.task(completed)}", msgspec.msgpack.encode([1, "x", "1", "id", 0])),
     ],
     "attempts:nobody is of nobody": lambda d: d.client.rpush(f"{P}attempts:nobody", msgspec.msgpack.encode([1])),
     "has attempts": lambda d: d.client.rpush(f"{P}attempts:{d.task(running)}", msgspec.msgpack.encode([9])),

@@ -27,8 +27,8 @@ from tests.servers.redis import RedisServer
 CLAIMERS = 8
 BOUNDS = Bounds(lease=LEASE // 2, max_crashes=1_000)
 
-NOT_HERE = frozenset({"adopt", "attach", "fell", "watch", "whole", "yield"})
-"""Scripts of a Cluster and of an archive."""
+NOT_HERE = frozenset({"adopt", "attach", "fell", "results", "upgrade", "watch", "whole", "yield"})
+"""Scripts of a Cluster, of an archive, of retention and of an upgrade."""
 
 
 async def hear(race: Race, client: Recorded) -> None:
@@ -107,6 +107,7 @@ async def run(race: Race, tasks: int) -> list[tuple[int, int]]:
         for client in (claimers[0].client, operator.client):
             group.create_task(race.until_over(lambda client=client: recover(race, client), 0.05))  # type: ignore[misc]
     await operator.end()
+    await claimers[0].too_late()
     await drained(race, claimers)
     return sorted(moment for asker in askers for moment in asker.granted)
 

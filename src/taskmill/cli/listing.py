@@ -40,11 +40,12 @@ def list_tasks(where: Place, which: Filter, limit: int | None, *, as_json: bool)
             async for task in _tasks(operations, which, most):
                 _print_one(task, as_json=as_json)
             return
-        page = await operations.list(which, n=most or FITS)
-        print_table(TASK_COLUMNS, map(task_row, page.tasks))
-        if page.cursor and not limit:
-            note(f"more match than the {len(page.tasks)} newest shown here; --limit shows more, and a filter narrows")
-        elif not page.tasks:
+        fit = most or FITS
+        tasks = [task async for task in _tasks(operations, which, fit + 1)]
+        print_table(TASK_COLUMNS, map(task_row, tasks[:fit]))
+        if len(tasks) > fit and not limit:
+            note(f"more match than the {fit} newest shown here; --limit shows more, and a filter narrows")
+        elif not tasks:
             note("no task matches")
 
     run(where, show)

@@ -99,7 +99,7 @@ class Operations:
 
     async def list(self, which: Filter = EVERYTHING, *, after: str | None = None, n: int = 100) -> Page:
         """A page, newest first; its cursor is the next one's `after`."""
-        return await self.engine.list(which, after=after, n=n)
+        return await tasks.page(self.engine, which, after, n)
 
     def stream(self, which: Filter = EVERYTHING, *, n: int = 500) -> AsyncIterator[Page]:
         """Every page, to the end."""

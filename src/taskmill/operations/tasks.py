@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
@@ -12,12 +13,15 @@ from taskmill.engine import Durability, Engine, Filter, Page, Status, Submitted,
 from taskmill.errors import Conflict, Expired, NotFound, ResultTimeout, TaskmillError
 from taskmill.task import Attempt, EdgeResult, Gone, NewTask, State, Task, check_id, new_id
 
-__all__ = ["attempts", "count", "edges", "get", "pages", "result", "signal", "submit_many", "submitted", "wait"]
+__all__ = ["attempts", "count", "edges", "get", "page", "pages", "result", "signal", "submit_many", "submitted", "wait"]
 
 BATCH = 1_000
 """Tasks of one commit: few enough that a claim that waits for it does not notice."""
 BATCH_BYTES = 8_000_000
 """Payload of one commit: a thousand of the largest would be a quarter of a gigabyte in memory and in the log."""
+
+LOOKS_FOR = 10.0
+"""Seconds that a page is looked for before it is answered as it is."""
 
 EXISTS = frozenset({Status.CREATED, Status.DUPLICATE, Status.REPLACED})
 
@@ -104,6 +108,18 @@ async def attempts(engine: Engine, id: str) -> tuple[Attempt, ...]:
 async def edges(engine: Engine, id: str, after: int, n: int) -> tuple[EdgeResult, ...]:
     await get(engine, id)
     return await engine.edges(id, after=after, n=n)
+
+
+async def page(engine: Engine, which: Filter, after: str | None, n: int) -> Page:
+    """A full one, or the last. A store without an index for the filter may have to look for long: then what was found so far, and the cursor."""
+    found: list[Task] = []
+    until = time.monotonic() + LOOKS_FOR
+    while True:
+        some = await engine.list(which, after=after, n=n - len(found))
+        found += some.tasks
+        after = some.cursor
+        if after is None or len(found) >= n or time.monotonic() > until:
+            return Page(tuple(found), after)
 
 
 async def pages(engine: Engine, which: Filter, n: int) -> AsyncIterator[Page]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from taskmill.engine import Engine, Filter
@@ -27,7 +29,7 @@ def _decoded(value: bytes) -> TypeSettings:
 
 
 async def types(engine: Engine) -> tuple[TypeInfo, ...]:
-    workers = [worker for worker in await engine.workers() if worker.alive]
+    workers = Counter(name for worker in await engine.workers() if worker.alive for name in worker.types)
     paused = await pauses(engine, "type")
     return tuple(
         TypeInfo(
@@ -37,7 +39,7 @@ async def types(engine: Engine) -> tuple[TypeInfo, ...]:
             operator=item.operator,
             paused=item.name in paused,
             reason=paused[item.name].reason if item.name in paused else "",
-            workers=sum(item.name in worker.types for worker in workers),
+            workers=workers[item.name],
         )
         for item in sorted(await engine.items("type"), key=lambda item: item.name)
     )

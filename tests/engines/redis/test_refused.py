@@ -173,7 +173,7 @@ async def test_keys_of_another_program(private_redis: RedisServer, theirs: tuple
     assert kept(private_redis) == before
 
 
-@pytest.mark.parametrize(("field", "value", "code"), [("shards", 1024, "other_shards"), ("schema", 2, "newer_schema")])
+@pytest.mark.parametrize(("field", "value", "code"), [("shards", 1024, "other_shards"), ("schema", 3, "newer_schema")])
 async def test_a_store_that_was_made_otherwise(private_redis: RedisServer, field: str, value: int, code: str) -> None:
     with private_redis.client() as client:
         client.hset("tm:{0}:store", mapping={"schema": 1, "shards": 1, field: value})

@@ -130,9 +130,11 @@ class Nodes:
                 await self._watch
         for wire in self._wires.values():
             wire.close()
-        for client in self._clients.values():
-            await client.aclose()
-            await client.connection_pool.disconnect()
+        with contextlib.suppress(RedisError, OSError):  # a server that is away need not be told
+            async with asyncio.timeout(LOOK):
+                for client in self._clients.values():
+                    await client.aclose()
+                    await client.connection_pool.disconnect()
 
     def _client(self, address: Address) -> Client:
         client = self._clients.get(address)
@@ -176,7 +178,8 @@ class Nodes:
         return wrong or StoreError(f"no server of {self._target} answers", code="unreachable", hint="look at the hosts in the URL")
 
     async def _primary(self, host: str, port: int) -> Address | None:
-        sentinel: Client = Redis(host=host, port=port, ssl=self._target.tls, **PLAIN)
+        checked = {"ssl_check_hostname": True} if self._target.tls else {}
+        sentinel: Client = Redis(host=host, port=port, ssl=self._target.tls, **checked, **PLAIN)
         async with sentinel:
             found = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._target.sentinel)
         return (found[0].decode(), int(found[1])) if found else None

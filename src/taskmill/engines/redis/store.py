@@ -46,7 +46,7 @@ HOT = ("type", "limit", "queue", "pause", "outbox")
 KEPT = frozenset(
     {
         *("submit", "enter", "reserve", "claim", "swift", "finish", "complete", "checkpoint", "signal", "admin", "put", "join", "lead", "fire", "take"),
-        *("restore", "yield", "stuck", "upgrade"),
+        *("restore", "yield"),
     }
 )
 """Steps whose answer says that what they wrote has come as far as it was asked to."""

@@ -73,11 +73,14 @@ class Target(Struct, frozen=True, kw_only=True):
             given["username"] = self.user
         if self.password is not None:
             given["password"] = self.password.reveal()
+        if self.tls:
+            given["ssl_check_hostname"] = True
         return given
 
 
 def parse(url: str, *, durability: Durability | None = None, busy_timeout: int = 30 * SECOND) -> Target:
     """What a URL says; what it says itself goes before the arguments."""
+    _check_text(url)
     parameters = url_parameters(url)
     scheme, _, rest = url.partition("://")
     authority, _, path = rest.partition("?")[0].partition("/")
@@ -109,6 +112,22 @@ def parse(url: str, *, durability: Durability | None = None, busy_timeout: int =
     )
 
 
+def _check_text(text: str) -> None:
+    """Refuse what a password makes of a URL when its special characters are not written as they must; nothing of it is shown."""
+    if not text.isprintable() or " " in text:
+        _refuse("invalid_value", "there is a space or a control character in the URL", "write a space in a password as %20")
+    if "#" in text:
+        _refuse_password("there is a # in the URL")
+    if re.search(r"%(?![0-9A-Fa-f]{2})", text):
+        _refuse_password("a % in the URL is not followed by two hexadecimal digits")
+    front, _, parameters = re.sub(r"^[^:]*://", "", text).partition("?")
+    authority, _, path = front.partition("/")
+    if "@" in path or "@" in parameters.partition("=")[0]:
+        _refuse_password("an @ stands behind the host of the URL")
+    if authority.count("@") > 1:
+        _refuse_password("there are two @ before the host of the URL")
+
+
 def _host(place: str, standard: int) -> tuple[str, int]:
     found = re.fullmatch(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>\d{1,5}))?", place)
     port = int(found["port"] or standard) if found else 0
@@ -120,7 +139,7 @@ def _host(place: str, standard: int) -> tuple[str, int]:
 def _database(path: str) -> int:
     text = path.strip("/") or "0"
     if not text.isdecimal():
-        _refuse("invalid_url", f"{text[:40]!r} is no number of a database", "redis://host:6379/0")
+        _refuse("invalid_url", "what stands behind the host of the URL is no number of a database", "redis://host:6379/0")
     return int(text)
 
 
@@ -135,6 +154,10 @@ def _durability(word: str) -> Durability:
     if word not in tuple(Durability):
         raise InvalidSettings(f"there is no durability {word[:40]!r}", code="invalid_value", field="durability", hint="local, fsync or replicated")
     return Durability(word)
+
+
+def _refuse_password(message: str) -> NoReturn:
+    _refuse("invalid_value", message, "in a password write / as %2F, # as %23, ? as %3F, @ as %40 and % as %25")
 
 
 def _refuse(code: str, message: str, hint: str) -> NoReturn:

@@ -57,10 +57,13 @@ class Wakes:
             await self.close()
 
     async def close(self) -> None:
-        """The reader is never stopped in the middle of a command: an answer that nobody reads would be a token that nobody has."""
+        """The reader is not stopped in the middle of a command that is answered: an answer that nobody reads would be a token that nobody has. A server that is
+        away answers nothing, and nobody waits for it."""
         reader, self._reader = self._reader, None
         if reader is not None:
-            await asyncio.wait([reader])
+            await asyncio.wait([reader], timeout=2 * BLOCK)
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
 
     async def _read(self) -> None:
         connection: Any = None

@@ -15,7 +15,6 @@ from taskmill.errors import InvalidSettings
 from taskmill.task import DEFAULT_DEDUPE_WINDOW, Rules
 
 if TYPE_CHECKING:
-    from taskmill.engines.archive.delivery import Hot
     from taskmill.engines.postgres.target import Target
     from taskmill.engines.redis.target import Target as Place
 
@@ -123,7 +122,7 @@ def _redis(url: str, durability: Durability | None, busy_timeout: int) -> Place:
     return parse(url, durability=durability, busy_timeout=busy_timeout)
 
 
-def _with_archive(engine: Hot, url: Secret, busy_timeout: int) -> Engine:
+def _with_archive(engine: Engine, url: Secret, busy_timeout: int) -> Engine:
     """The engine, and behind it the archive that its URL names."""
     if find_spec("asyncpg") is None:
         raise InvalidSettings("an archive needs asyncpg", code="missing_driver", field="archive", hint="pip install 'taskmill[postgres]'")

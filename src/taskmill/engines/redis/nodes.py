@@ -178,7 +178,7 @@ class Nodes:
         return wrong or StoreError(f"no server of {self._target} answers", code="unreachable", hint="look at the hosts in the URL")
 
     async def _primary(self, host: str, port: int) -> Address | None:
-        checked = {"ssl_check_hostname": True} if self._target.tls else {}
+        checked: dict[str, Any] = {"ssl_check_hostname": True} if self._target.tls else {}
         sentinel: Client = Redis(host=host, port=port, ssl=self._target.tls, **checked, **PLAIN)
         async with sentinel:
             found = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._target.sentinel)

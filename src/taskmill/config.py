@@ -159,7 +159,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
         SECOND // 2
     )
     maintenance: Annotated[bool, Setting("boolean", "Whether workers run recovery, schedules, pruning and the outbox too")] = True
-    grace_period: Annotated[int, Setting("duration", "How long running tasks may go on after SIGTERM before they are released", maximum=DAY)] = 20 * SECOND
+    grace_period: Annotated[
+        int, Setting("duration", "How long a worker has after SIGTERM: running tasks may go on until its last 2 s, in which the rest is released", maximum=DAY)
+    ] = 20 * SECOND
     kill_after: Annotated[
         int,
         Setting(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["hold_standard_streams", "log_option", "serve", "serving_options", "up_options"]
 
+LAST_WORDS = 0.15
+"""Seconds until a program that was told to end is gone, whatever waits for a store in it."""
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 log_option = click.option(
@@ -81,6 +83,7 @@ def serve(
     """Run a supervisor until a signal ends it; its exit code. With a companion, that has the port and asks for what the probes would tell."""
     from taskmill.worker import logs
     from taskmill.worker.probes import Probes
+    from taskmill.worker.process import exit_soon
     from taskmill.worker.supervisor import Supervisor
 
     hold_standard_streams()
@@ -94,9 +97,13 @@ def serve(
         if companion is not None:
             companion.questions = Probes(supervisor).questions
         if port is None or companion is not None:
-            return await supervisor.run()
-        async with Probes(supervisor, host, port):
-            return await supervisor.run()
+            code = await supervisor.run()
+        else:
+            async with Probes(supervisor, host, port):
+                code = await supervisor.run()
+        if supervisor.stopping:
+            exit_soon(code, LAST_WORDS)
+        return code
 
     return asyncio.run(run())
 

@@ -22,6 +22,7 @@ from taskmill.engine import Claimed, Ending, Outcome
 from taskmill.errors import InvalidPayload
 from taskmill.retry import decide, error_names
 from taskmill.task import ErrorInfo
+from taskmill.worker import output
 from taskmill.worker.logs import ATTEMPT
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ TIMEOUT = "timeout"
 LEASE_LOST = "lease_lost"
 STOPPING = "stopping"
 
+_CODE_LENGTH = 128
 _MESSAGE_LENGTH = 2_000
 _TRACEBACK_LENGTH = 16_000
 
@@ -79,6 +81,7 @@ async def attempt_async(app: App, running: Running) -> Outcome:
         outcome = running.judge(error) if running.ending is None else committed(running, running.ending, error)
     if span is not None:
         span.end(outcome)
+    output.ended(claimed)
     ATTEMPT.reset(known)
     return outcome
 
@@ -99,6 +102,7 @@ def attempt_sync(app: App, running: Running) -> Outcome:
         outcome = running.judge(error) if running.ending is None else committed(running, running.ending, error)
     if span is not None:
         span.end(outcome)
+    output.ended(claimed)
     ATTEMPT.reset(known)
     return outcome
 
@@ -142,7 +146,7 @@ def failed(running: Running, error: BaseException, chance: Callable[[], float] =
     if isinstance(error, Snooze):
         return ended(running, Ending.SNOOZED, after=error.after)
     if isinstance(error, Fail):
-        return ended(running, Ending.DEAD, error=ErrorInfo(error.code, _message(error), _traceback(error)))
+        return ended(running, Ending.DEAD, error=ErrorInfo(_code(error.code), _message(error), _traceback(error)))
     if running.lease_lost or running.reason == STOPPING:
         return ended(running, Ending.RELEASED)
     if running.reason == CANCELLED:
@@ -155,11 +159,21 @@ def failed(running: Running, error: BaseException, chance: Callable[[], float] =
         names = error_names(TimeoutError)
         info = ErrorInfo(TIMEOUT, f"it took longer than its {format_duration(claimed.timeout)}", _traceback(error))
     else:
-        info = ErrorInfo(type(error).__name__, _message(error), _traceback(error))
+        info = ErrorInfo(_code(type(error).__name__), _message(error), _traceback(error))
     decision = decide(claimed.retry, claimed.failures + 1, names, chance(), after=error.after if isinstance(error, RetryAfter) else None)
     if decision.after is None:
         return ended(running, Ending.DEAD, error=info)
     return ended(running, Ending.RETRY, error=info, after=decision.after)
+
+
+def _code(code: object) -> str:
+    """As for workers in other languages: bounded, and a line of text. It is a label of metrics and a column of lists."""
+    try:
+        text = str(code)[:_CODE_LENGTH]
+    # A handler may have given anything for it.
+    except BaseException:
+        text = ""
+    return _storable("".join(letter if letter.isprintable() else "?" for letter in text), _CODE_LENGTH) or "failed"
 
 
 def _message(error: BaseException) -> str:

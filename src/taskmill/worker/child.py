@@ -14,29 +14,30 @@ import logging
 import os
 import socket
 import sys
-import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 import msgspec
 
 from taskmill import tracing
 from taskmill.app import App
-from taskmill.clock import SECOND
+from taskmill.clock import MILLISECOND, SECOND
 from taskmill.engine import Engine, Outcome, Refusal
 from taskmill.errors import AppError, Conflict, TaskmillError
 from taskmill.loading import load
 from taskmill.task import check_name
 from taskmill.telemetry import Metrics
-from taskmill.worker import logs
+from taskmill.worker import logs, output
+from taskmill.worker.begun import Begun
 from taskmill.worker.board import Board
 from taskmill.worker.channel import Channel, Message
 from taskmill.worker.claimer import Claimer
 from taskmill.worker.executor import TICK, Executor
 from taskmill.worker.finisher import Finisher
 from taskmill.worker.isolation import Runners
-from taskmill.worker.process import end_copies, under
+from taskmill.worker.process import LAST_PART, children, end_copies, exit_soon, handlers_time, under
 from taskmill.worker.settings import Start, StoreSettings
 from taskmill.worker.stats import Stats
 from taskmill.worker.watchdog import Watchdog
@@ -47,6 +48,8 @@ log = logging.getLogger("taskmill")
 
 LAST_WORDS = 0.5
 """How long handlers that were asked to end have before they are given up."""
+AFTER_US = 750 * MILLISECOND
+"""The part of the end that is its supervisor's."""
 
 
 def main() -> None:
@@ -72,6 +75,7 @@ async def _run(end: socket.socket, board_fd: int) -> int:
     try:
         app = load(start.target)
         logs.configure(start.log_level or app.settings.log_level, app.settings.log_format, start.worker)
+        output.install()
         _check_queues(app, start)
         await app.open()
         metrics = Metrics()
@@ -82,7 +86,7 @@ async def _run(end: socket.socket, board_fd: int) -> int:
         return 1
     channel.say(Message("loaded", data=msgspec.Raw(msgspec.json.encode(StoreSettings.of(app)))))
     code = await Child(app, start, channel, Board(board_fd), metrics).run()
-    _exit_soon(code)
+    exit_soon(code, LAST_WORDS)
     return code
 
 
@@ -96,13 +100,6 @@ def _check_queues(app: App, start: Start) -> None:
             near = get_close_matches(queue, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"its queues are {', '.join(known)}"
             raise AppError(f"no task of {start.target} is in the queue {queue!r}", code="unknown_queue", field=None, hint=hint)
-
-
-def _exit_soon(code: int) -> None:
-    """Threads of handlers that never return must not keep the process; the end of the loop would wait for those of `asyncio.to_thread`."""
-    timer = threading.Timer(LAST_WORDS, os._exit, (code,))
-    timer.daemon = True
-    timer.start()
 
 
 def _place(error: BaseException) -> str:
@@ -135,7 +132,9 @@ class Child:
         self._claimer = Claimer(self._engine, start.worker, joining.queues, board, self._executor, most)
         self._drain = asyncio.Event()
         self._until: int | None = None
-        """When a drain must be over; a later one may say so of one that had no end."""
+        """When handlers are asked to end; a later drain may say so of one that had no end."""
+        self._leave_by: int | None = None
+        """When it must be gone, whether the store answers or not."""
 
     def _room(self) -> None:
         self._claimer.make_room()
@@ -158,15 +157,16 @@ class Child:
             await self._channel.flush()
             return 1
         self._channel.say(Message("joined"))
+        begun = Begun(self._engine, self._executor)
         watchdog = Watchdog(self._executor)
         watchdog.start()
         async with asyncio.TaskGroup() as tasks:
-            loops = [tasks.create_task(loop) for loop in (self._listen(), self._turn(watchdog), self._report())]
+            loops = [tasks.create_task(loop) for loop in (self._listen(), self._turn(watchdog), self._report(), begun.run())]
             claiming = tasks.create_task(self._claim())
             await self._drain.wait()
+            self._claimer.stop()
             claiming.cancel()
-            await asyncio.wait([claiming])
-            await self._end()
+            await self._end(claiming)
             for loop in loops:
                 loop.cancel()
         return 0
@@ -199,8 +199,7 @@ class Child:
                 case "resume":
                     self._claimer.resume()
                 case "drain":
-                    self._until = None if message.number is None else self._engine.clock.monotonic() + message.number
-                    self._drain.set()
+                    self._drain_within(message.number)
         os._exit(1)  # the supervisor is gone, and with it the beats
 
     async def _turn(self, watchdog: Watchdog) -> None:
@@ -227,29 +226,51 @@ class Child:
 
     # The end
 
-    async def _end(self) -> None:
+    def _drain_within(self, grace: int | None) -> None:
+        if grace is not None:
+            self._until = self._engine.clock.monotonic() + handlers_time(grace)
+            self._leave_by = self._until + LAST_PART - AFTER_US
+        self._drain.set()
+
+    async def _end(self, claiming: asyncio.Task[None]) -> None:
         """Release what has not begun; let run what runs, until the grace period is over; then release that too."""
         self._executor.release_waiting()
-        if not await self._idle():
+        if not await self._idle(claiming):
             self._executor.stop()
             self._until = self._engine.clock.monotonic() + int(LAST_WORDS * SECOND)
-            if not await self._idle():
+            if not await self._idle(claiming):
                 self._executor.abandon()
-        await self._finisher.drain()
-        with contextlib.suppress(TaskmillError):
-            await self._engine.leave(self._start.worker)
-        await self._runners.close()
-        await self._app.stop()
-        await tracing.flush()
+        for farewell in (self._finisher.drain, self._leave, self._runners.close, self._app.stop, tracing.flush):
+            if not await self._in_time(farewell()):
+                log.warning("not everything came to its end in time: what this worker still holds runs elsewhere when its leases are over")
+                self._channel.say(Message("away"))
+                await self._channel.flush()
+                os._exit(0)
+        if left := children():
+            log.warning("%d processes that handlers started go on without this worker: %s", len(left), ", ".join(map(str, sorted(left)[:10])))
         self._say_stats()
         await self._channel.flush()
 
-    async def _idle(self) -> bool:
-        """Whether every handler has ended in time."""
-        while self._executor.held:
+    async def _leave(self) -> None:
+        with contextlib.suppress(TaskmillError):
+            await self._engine.leave(self._start.worker)
+
+    async def _idle(self, claiming: asyncio.Task[None]) -> bool:
+        """Whether every handler has ended in time, and the last claim was answered."""
+        while self._executor.held or not claiming.done():
             if self._until is not None and self._engine.clock.monotonic() >= self._until:
                 return False
             await asyncio.sleep(0.01)
+        return True
+
+    async def _in_time(self, farewell: Coroutine[Any, Any, None]) -> bool:
+        """Whether it came to its end before this process must be gone; its own error is raised."""
+        task = asyncio.ensure_future(farewell)
+        while not task.done():
+            if self._leave_by is not None and self._engine.clock.monotonic() >= self._leave_by:
+                return False
+            await asyncio.wait({task}, timeout=0.05)
+        await task
         return True
 
 

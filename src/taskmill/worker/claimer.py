@@ -51,6 +51,7 @@ class Claimer:
         self._hint = asyncio.Event()
         self._open = asyncio.Event()
         self._open.set()
+        self._stopped = False
 
     def make_room(self) -> None:
         """The executor's word whenever it looked for work: is it time for the next claim?"""
@@ -69,6 +70,10 @@ class Claimer:
     def resume(self) -> None:
         self._open.set()
         self._hint.set()
+
+    def stop(self) -> None:
+        """No claim is sent again; tasks of one under way go back."""
+        self._stopped = True
 
     async def run(self) -> None:
         """Until cancelled. A claim under way is always waited for: its tasks are ours."""
@@ -106,12 +111,16 @@ class Claimer:
             try:
                 claim = await self._engine.claim(self._worker, self._request, self._queues, room)
             except StoreError as error:
+                if self._stopped:
+                    return Claim(())
                 log.warning("the store gives no tasks, trying again: %s", error)
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
             self._board.hold(claim.tasks, self._request)
             self._executor.offer(claim.tasks)
+            if self._stopped:
+                self._executor.release_waiting()
             return claim
 
     def _measure(self) -> Room:

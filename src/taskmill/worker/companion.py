@@ -74,6 +74,11 @@ class Companion:
         if self._channel is not None:
             self._channel.say(Message("drain"))
 
+    def kill(self) -> None:
+        """It did not end when it was told to."""
+        if self._process is not None:
+            kill(self._process)
+
     async def run(self, store: StoreSettings, env: dict[str, str]) -> None:
         """Until it has ended after `drain`, or until cancelled."""
         beginning = msgspec.Raw(msgspec.json.encode(Beginning(store, self._options, self._log_level)))

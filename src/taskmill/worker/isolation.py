@@ -27,7 +27,7 @@ from taskmill.task import ErrorInfo
 from taskmill.worker.attempt import Running, ended, failed
 from taskmill.worker.channel import Channel, Message
 from taskmill.worker.executor import PROCESSORS, HandlerUnavailable
-from taskmill.worker.process import death, kill
+from taskmill.worker.process import death, kill, kill_group
 
 __all__ = ["Job", "Runners"]
 
@@ -188,7 +188,9 @@ class _Runner:
         """It let go of the channel: so it ends, or a handler closed all its files and it can be of no use any more."""
         self.fit = False
         try:
-            return death(await asyncio.wait_for(self._process.wait(), LAST_BREATH))
+            code = await asyncio.wait_for(self._process.wait(), LAST_BREATH)
+            kill_group(self._process.pid)  # what its handler had started must not go on without it
+            return death(code)
         except TimeoutError:
             self.kill()
             await self._process.wait()

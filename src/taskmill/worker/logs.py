@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from taskmill import tracing
 from taskmill.engine import Claimed
 
-__all__ = ["ATTEMPT", "JsonLines", "Lines", "configure", "use"]
+__all__ = ["ATTEMPT", "JsonLines", "Lines", "configure", "use", "visible"]
 
 ATTEMPT: ContextVar[Claimed | None] = ContextVar("taskmill_attempt", default=None)
 """What runs here."""
@@ -37,7 +37,7 @@ class Lines(logging.Formatter):
         known = _of_record(record)
         fields = " ".join(f"{name}={known[name]}" for name in _SHORT if name in known)
         first, *rest = text.split("\n")
-        lines = [_visible(first) + (f" [{_visible(fields)}]" if fields else ""), *("  " + _visible(line) for line in rest)]
+        lines = [visible(first) + (f" [{visible(fields)}]" if fields else ""), *("  " + visible(line) for line in rest)]
         return "\n".join(lines)
 
 
@@ -87,7 +87,10 @@ def _of_attempt(claimed: Claimed) -> dict[str, object]:
     return known
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
+    """With nothing in it that could draw on a terminal."""
+    if text.isprintable():
+        return text
     return "".join(letter if letter.isprintable() or letter == "\t" else letter.encode("unicode_escape").decode() for letter in text)
 
 

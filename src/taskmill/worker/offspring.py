@@ -49,6 +49,8 @@ class Offspring:
         self.culprits: frozenset[int] = frozenset()
         """Leases whose handlers it was killed for."""
         self.killed = False
+        self.away = False
+        """The store did not answer it at its end, so it will not answer a report of it either."""
         self.mute = False
         """It let go of the channel and did not end."""
         self.ran = 0
@@ -102,7 +104,9 @@ class Offspring:
 
     def death(self, code: int) -> str:
         """How it ended, for people."""
-        return "it closed its own files, and was killed because nobody could speak to it any more" if self.mute else death(code)
+        if self.mute:
+            return "it closed its own files, and was killed because nobody could speak to it any more"
+        return "its supervisor killed it" if self.killed else death(code)
 
     def close(self) -> None:
         self.channel.close()

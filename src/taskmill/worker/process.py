@@ -12,10 +12,38 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
 
-__all__ = ["death", "end_copies", "keep_standard_streams", "kill", "under"]
+from taskmill.clock import SECOND
+from taskmill.errors import TaskmillError
 
+__all__ = [
+    "LAST_PART",
+    "adopt_orphans",
+    "children",
+    "death",
+    "end_children",
+    "end_copies",
+    "exit_soon",
+    "handlers_time",
+    "keep_standard_streams",
+    "kill",
+    "kill_group",
+    "let_go",
+    "under",
+    "within",
+]
+
+LAST_PART = 2 * SECOND
+"""The end of a grace period, for asking handlers to end and telling the store; a store that does not answer gets no more than this."""
+REAPING = 1.0
+"""Seconds for processes that were killed to be gone."""
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _OUT_OF_THE_WAY = 64
 
 _spares: dict[int, int] = {}
@@ -25,6 +53,42 @@ def end_with_parent(how: signal.Signals) -> None:
     """This process gets the signal when its parent dies. Linux keeps it over exec, so a parent may set it before; elsewhere nothing happens."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, how, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """What a handler's own children leave behind becomes a child of this process, which can find and end it; on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> frozenset[int]:
+    """The processes that this one has started and not waited for, as far as the system tells."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for thread in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):
+                found.update(map(int, (thread / "children").read_text().split()))
+    return frozenset(found)
+
+
+def end_children(before: frozenset[int]) -> int:
+    """Kill what was started since then, and what that had started, and wait for it; how many were still running."""
+    ended: set[int] = set()
+    deadline = time.monotonic() + REAPING
+    while (left := {pid for pid in children() - before if not _reaped(pid)}) and time.monotonic() < deadline:
+        for pid in left - ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        ended |= left
+        time.sleep(0.005)
+    return len(ended)
+
+
+def _reaped(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 def under(parent: int, *ends: socket.socket) -> None:
@@ -44,11 +108,50 @@ def under(parent: int, *ends: socket.socket) -> None:
             _spares[fd] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY)
 
 
+def handlers_time(grace: int) -> int:
+    """How much of a grace period handlers have until they are asked to end: most of it."""
+    return grace - min(LAST_PART, 2 * grace // 5)
+
+
+async def within(seconds: float, work: Coroutine[Any, Any, object]) -> bool:
+    """Whether it came to its end in time. What did not is left behind: cancelled, it could still hang in a store that does not answer."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait({task}, timeout=max(0.0, seconds))
+    if not task.done():
+        return False
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, TaskmillError):
+        raise error
+    return error is None
+
+
+async def let_go(work: Coroutine[Any, Any, None], seconds: float) -> None:
+    """Run it until cancelled; then it has so long to end, and is left behind."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task}, timeout=seconds)
+        raise
+
+
+def exit_soon(code: int, seconds: float) -> None:
+    """Threads that never return must not keep the process, whether a handler's or one that waits for a store; the end of a loop would wait for them."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
 def kill(process: asyncio.subprocess.Process) -> None:
-    """Not by its own `kill`, which may take the exit code away from whoever waits for it."""
+    """With what its handlers have started: each of ours leads a group of its own. Not by its own `kill`, which may take the exit code away from its waiter."""
     if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+        kill_group(process.pid)
+
+
+def kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def end_copies() -> None:

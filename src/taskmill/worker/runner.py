@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import locale
+import logging
 import os
 import signal
 import socket
@@ -17,18 +18,21 @@ from taskmill import tracing
 from taskmill.app import App
 from taskmill.engine import Outcome
 from taskmill.loading import load
-from taskmill.worker import logs
+from taskmill.worker import logs, output
 from taskmill.worker.attempt import LEASE_LOST, Running, attempt_async, attempt_sync
 from taskmill.worker.channel import Channel, Message
 from taskmill.worker.isolation import Job
-from taskmill.worker.process import end_copies, under
+from taskmill.worker.process import adopt_orphans, children, end_children, end_copies, under
 
 __all__ = ["main"]
+
+log = logging.getLogger("taskmill")
 
 
 def main() -> None:
     end = socket.socket(fileno=int(sys.argv[1]))
     under(int(sys.argv[2]), end)
+    adopt_orphans()
     asyncio.run(_serve(end))
     os._exit(0)  # threads of handlers that never return must not keep it
 
@@ -59,6 +63,7 @@ async def _app(first: Message, channel: Channel) -> App | None:
     try:
         app = load(first.text)
         logs.configure(msgspec.json.decode(first.data, type=str | None) or app.settings.log_level, app.settings.log_format)
+        output.install()
         await app.start()
     # Its hooks are the user's own code.
     except BaseException as error:
@@ -77,12 +82,15 @@ def _running(app: App, job: Job) -> Running:
 
 
 async def _attempt(app: App, running: Running, channel: Channel) -> None:
-    before = _traces()
+    before, family = _traces(), children()
     if asyncio.iscoroutinefunction(running.declared.function):
         outcome = await attempt_async(app, running)
     else:
         outcome = await _in_thread(app, running)
-    changed = "" if _traces() == before else "changed"
+    left = await asyncio.to_thread(end_children, family)
+    changed = "" if _traces() == before and not left else "changed"
+    if left:
+        log.warning("task %s left %d processes behind, which were killed", running.claimed.id, left, extra={"task_id": running.claimed.id})
     channel.say(Message("outcome", text=changed, data=msgspec.Raw(msgspec.json.encode(outcome))))
     await tracing.flush()  # it may be killed at any time from now on
 

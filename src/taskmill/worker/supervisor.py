@@ -7,7 +7,8 @@
                 └─ probes and metrics, where a port is given
 
 A child that dies is reported at once and replaced. SIGTERM (and SIGINT) drains: no more claims, what runs may end within the grace
-period, exit 0; a second signal stops hard.
+period, exit 0; a second signal stops hard. A store that does not answer then is not waited for: what cannot be released runs elsewhere when
+its lease is over.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from taskmill.worker import funeral, logs
 from taskmill.worker.channel import Message
 from taskmill.worker.companion import Companion
 from taskmill.worker.offspring import Offspring, worker_id
-from taskmill.worker.process import death, kill
+from taskmill.worker.process import LAST_PART, death, handlers_time, kill, let_go, within
 from taskmill.worker.settings import Start, StoreSettings
 from taskmill.worker.stats import Counted
 
@@ -46,6 +47,11 @@ LONGEST_PAUSE_ONCE_JOINED = 1.0
 SETTLED = 10.0
 """Seconds after which a child counts as well begun: the next death is no crash loop."""
 HARD_STOP = 1
+LAST_REPORT = 0.5
+"""Seconds that the store has for the last reports of a supervisor that is told to end."""
+CLOSING = 30.0
+FAREWELL = 0.15
+"""Seconds for each part of this process to end."""
 
 
 class Supervisor:
@@ -101,8 +107,8 @@ class Supervisor:
                 child.kill()
                 await child.process.wait()
             if self.engine is not None:
-                with contextlib.suppress(TaskmillError):
-                    await self.engine.close()
+                await within(FAREWELL if self.stopping else CLOSING, self.engine.close())
+            self._ignore_signals()
 
     async def _run(self) -> int:
         first = await self._first_child()
@@ -111,11 +117,12 @@ class Supervisor:
         if self._companion is not None:
             self._companion.listen(self.settings)
         async with asyncio.TaskGroup() as tasks:
-            loops = [tasks.create_task(self._beat())]
+            works = [self._beat()]
             if self._maintain and self.settings.maintenance:
-                loops.append(tasks.create_task(self._maintenance().run()))
+                works.append(self._maintenance().run())
             if self._ready is not None:
-                loops.append(tasks.create_task(self._ready(self)))
+                works.append(self._ready(self))
+            loops = [tasks.create_task(let_go(work, FAREWELL)) for work in works]
             accompanying = [] if self._companion is None or self._store is None else [tasks.create_task(self._companion.run(self._store, self._env))]
             lives = [tasks.create_task(self._life(first)), *(tasks.create_task(self._life(None)) for _ in range(self.places - 1))]
             ending = tasks.create_task(self._end_on_signal())
@@ -153,6 +160,15 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
 
+    def _ignore_signals(self) -> None:
+        """From now on this process ends by itself; one signal more, when the loop no longer hears it, must not end it in another way."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+
     def stop(self) -> None:
         """Drain; asked a second time, stop hard."""
         (self._hard if self._stop.is_set() else self._stop).set()
@@ -164,11 +180,16 @@ class Supervisor:
             child.drain(self.settings.grace_period)
         if self._companion is not None:
             self._companion.drain()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._hard.wait(), (self.settings.grace_period + self.settings.kill_after) / SECOND)
-        self._hard.set()
+        await self._asked_again((handlers_time(self.settings.grace_period) + LAST_PART) / SECOND - FAREWELL)
         for child in self.children:
             child.kill()
+        if self._companion is not None:
+            self._companion.kill()
+
+    async def _asked_again(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hard.wait()
 
     # Children
 
@@ -186,8 +207,8 @@ class Supervisor:
             self.settings = store.settings
             logs.use(self.settings.log_format)
             self.engine = self.observe(store.engine())
-            await self.engine.open()
-            return child
+            if await self._opened(self.engine):
+                return child
         hearing.cancel()
         if not self._stop.is_set():
             failed = message is not None and message.kind == "failed"
@@ -197,6 +218,16 @@ class Supervisor:
         self.children.remove(child)
         child.close()
         return None
+
+    async def _opened(self, engine: Engine) -> bool:
+        """False when it was told to end before the store answered."""
+        opening = asyncio.ensure_future(engine.open())
+        stopping = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if opening.done():
+            await opening
+        return opening.done()
 
     async def _spawn(self) -> Offspring:
         start = Start(
@@ -235,7 +266,7 @@ class Supervisor:
         while (message := await child.channel.hear()) is not None:
             self._heard(child, message)
         code = await self._ended(child)
-        if code != 0 and not self._hard.is_set():
+        if code != 0 and not (child.killed and self.stopping):
             self.crashes += 1
             log.warning("worker %s is gone: %s", child.worker, child.death(code))
         try:
@@ -266,6 +297,8 @@ class Supervisor:
                 self.on_stats(counted)
             case "metrics":
                 self.on_metrics(bytes(message.data))
+            case "away":
+                child.away = True
             case "unknown":
                 child.drain(0)
             case "failed":
@@ -274,10 +307,14 @@ class Supervisor:
     async def _bury(self, child: Offspring, code: int) -> None:
         """Report what it held, and that it is gone."""
         leases = child.board.leases()
-        if not child.joined or (code == 0 and not leases):
+        if not child.joined or (child.away and self.stopping) or (code == 0 and not leases):
             return
-        with contextlib.suppress(TaskmillError):
-            await self._report(child, code, killed=child.killed or self._hard.is_set())
+        reporting = self._report(child, code, killed=child.killed)
+        if self.stopping:
+            await within(LAST_REPORT, reporting)
+        else:
+            with contextlib.suppress(TaskmillError):
+                await reporting
 
     async def _report(self, child: Offspring, code: int, *, killed: bool) -> None:
         assert self.engine is not None

@@ -183,3 +183,25 @@ def test_one_that_never_began() -> None:
     _, attempt = running(nothing)
     outcome = unbegun(attempt, Ending.RELEASED)
     assert (outcome.ending, outcome.started_after) == (Ending.RELEASED, None)
+
+
+class Odd:
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("code", "kept"),
+    [("x" * 1_000, "x" * 128), ("a\x1b[2J\nb", "a?[2J?b"), ("half \ud800", "half ?"), ("", "failed"), (Odd(), "failed")],
+    ids=["long", "escapes", "surrogate", "empty", "odd"],
+)
+async def test_the_code_of_an_error_is_a_bounded_line_of_text(code: Any, kept: str) -> None:
+    outcome = await came_of(raising(Fail("no", code=code)), "sync")
+    assert outcome.error is not None
+    assert outcome.error.code == kept
+
+
+async def test_the_name_of_an_exception_is_bounded_too() -> None:
+    outcome = await came_of(raising(type("Very" * 100, (Exception,), {})("no")), "sync")
+    assert outcome.error is not None
+    assert outcome.error.code == ("Very" * 100)[:128]

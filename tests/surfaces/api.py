@@ -102,9 +102,9 @@ class Api:
 
 
 @asynccontextmanager
-async def served(folder: Path, *, url: str | None = None, keys: bool = False) -> AsyncIterator[Api]:
-    """On a port that is free. `keys`: the store has one from the start, so that nobody is let in without."""
-    settings = Settings(audit_log=AUDIT)
+async def served(folder: Path, *, url: str | None = None, keys: bool = False, **given: Any) -> AsyncIterator[Api]:
+    """On a port that is free. `keys`: the store has one from the start, so that nobody is let in without; `given` are settings."""
+    settings = Settings(audit_log=AUDIT, **given)
     engine = create(url or f"sqlite:///{folder}/store.db", base=folder, durability=Durability.LOCAL)
     stop, began = asyncio.Event(), asyncio.get_running_loop().create_future()
     with bound("127.0.0.1", 0) as sock:

@@ -338,8 +338,8 @@ def test_a_page_of_another_site(server: Server, stored: str, origin: str) -> Non
 
 
 def test_a_page_of_this_machine(server: Server) -> None:
-    for origin in ("http://localhost:3000", "http://127.0.0.1:8080", "https://[::1]"):
-        assert server.call("GET", TASKS, headers={"Origin": origin}).status == 200
+    for origin in (f"http://localhost:{server.port}", f"http://127.0.0.1:{server.port}", f"http://[::1]:{server.port}"):
+        assert server.call("GET", TASKS, headers={"Host": f"127.0.0.1:{server.port}", "Origin": origin}).status == 200
 
 
 def test_a_get_with_a_body_is_answered_and_its_body_is_no_request(server: Server) -> None:

@@ -24,7 +24,7 @@ from starlette.routing import Route as Path
 
 from taskmill import codec
 from taskmill.errors import InvalidInput, StoreError, TaskmillError
-from taskmill.server import live
+from taskmill.server import cors, live
 from taskmill.server.access import Caller, Forbidden, Unauthenticated
 from taskmill.server.access import Scope as Right
 from taskmill.server.audit import REQUEST
@@ -72,7 +72,9 @@ class Http:
     ) -> None:
         self.service = service
         self.observed = observed
-        self._origins = frozenset(origin.strip() for origin in service.settings.allowed_origins.split(",") if origin.strip())
+        self._origins = _listed(service.settings.allowed_origins)
+        self._cors = frozenset(origin.lower().rstrip("/").encode() for origin in _listed(service.settings.cors_origins))
+        self._hosts = frozenset(host.lower() for host in _listed(service.settings.allowed_hosts))
         self._any_host = trusted_hosts
         self._held = Held()
         self._paths: dict[str, dict[str, Route]] = {}
@@ -84,6 +86,9 @@ class Http:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await self._upgrade(scope, receive, send)
+            return
+        if self._cors and cors.allow(scope, self._cors) and cors.asks(scope):
+            await _write(scope, send, Written(204, b"", cors.PREFLIGHT), _request_id(dict(scope["headers"])), None)
             return
         methods = self._plain.get(scope["path"])
         if _hides_slash(scope):
@@ -175,7 +180,10 @@ class Http:
     async def _let_in_stream(self, scope: Scope) -> Caller:
         headers = dict(scope["headers"])
         _check_head(scope, headers)
+        self._check_host(headers)
         key = live.key_of(scope)
+        if key is not None and b"authorization" in headers:
+            raise _twice("authorization")
         caller = await self.identify(scope, headers if key is None else {**headers, b"authorization": b"Bearer " + key.encode("latin-1", "replace")})
         self.service.quotas.request(caller)
         caller.need(Right.READ)
@@ -187,6 +195,7 @@ class Http:
         _check_head(scope, headers)
         if route.scope is None and not route.any_key:
             return _NOBODY
+        self._check_host(headers)
         caller = await self.identify(scope, headers)
         self.service.quotas.request(caller)
         if route.scope is not None:
@@ -197,15 +206,15 @@ class Http:
         """Who asks, by the header Authorization."""
         client = scope.get("client")
         caller = await self.service.keys.identify(_token(headers.get(b"authorization")), client[0] if client else "")
-        if caller.key == "" and not self._any_host and _host(headers.get(b"host", b"")) not in LOOPBACK:
-            # A name of somebody else's that leads to this machine is how a page in a browser reaches a server without keys.
-            raise Forbidden(
-                "this server has no keys and answers to this machine's own names only", code="invalid_host", hint="call it as 127.0.0.1 or localhost"
-            )
-        if caller.key == "" and not self._any_host and b"origin" in headers and _origin(headers[b"origin"]) not in LOOPBACK:
-            # A page of somebody else's can send a POST without a body, or with a plain one, and never asks before.
-            raise Forbidden("this server has no keys and answers to no page of another site", code="foreign_origin", hint="make a key: taskmill key create")
+        if caller.key == "" and not self._any_host:
+            _check_local(headers)
         return caller
+
+    def _check_host(self, headers: dict[bytes, bytes]) -> None:
+        if self._hosts and _host(headers.get(b"host", b"")) not in self._hosts:
+            raise Forbidden(
+                "this server does not answer to this name", code="invalid_host", field="Host", hint="call it by a name of the setting allowed_hosts"
+            )
 
     # Reading
 
@@ -345,10 +354,40 @@ def _host(header: bytes) -> str:
     return name if colon and port.isdecimal() and host not in LOOPBACK else host
 
 
-def _origin(header: bytes) -> str:
-    """The host of an origin; "" for one that has none."""
-    scheme, separator, host = header.lower().partition(b"://")
-    return _host(host) if separator and scheme in {b"http", b"https"} else ""
+def _check_local(headers: dict[bytes, bytes]) -> None:
+    """Without keys everybody who gets here may do everything: it is answered to programs on this machine, not to pages of other places, nor through a proxy."""
+    host = headers.get(b"host", b"")
+    if _host(host) not in LOOPBACK:
+        # A name of somebody else's that leads to this machine is how a page in a browser reaches a server without keys.
+        raise Forbidden("this server has no keys and answers to this machine's own names only", code="invalid_host", hint="call it as 127.0.0.1 or localhost")
+    if b"origin" in headers and not _is_own(headers[b"origin"], host):
+        # A page of somebody else's can send a POST without a body, or with a plain one, and never asks before.
+        raise Forbidden("this server has no keys and answers to no page of another site", code="foreign_origin", hint="make a key: taskmill key create")
+    if any(name in _PASSED_ON or name.startswith(b"x-forwarded-") for name in headers):
+        raise Forbidden("this server has no keys, and a proxy stands before it", code="forwarded", hint="make a key: taskmill key create")
+
+
+_PASSED_ON = frozenset({b"forwarded", b"via", b"x-real-ip"})
+
+
+def _is_own(origin: bytes, host: bytes) -> bool:
+    """Whether a page comes from this very server: one of this machine, on the same port."""
+    scheme, separator, place = origin.lower().partition(b"://")
+    if not separator or scheme not in _PORTS or _host(place) not in LOOPBACK:
+        return False
+    return _port(place, _PORTS[scheme]) == _port(host, _PORTS[scheme])
+
+
+_PORTS = {b"http": b"80", b"https": b"443"}
+
+
+def _port(place: bytes, usual: bytes) -> bytes:
+    name, colon, port = place.rpartition(b":")
+    return port if colon and port.isdigit() and name not in (b"", b":") else usual
+
+
+def _listed(text: str) -> frozenset[str]:
+    return frozenset(each.strip() for each in text.split(",") if each.strip())
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:
@@ -362,7 +401,7 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
 async def _write(scope: Scope, send: Send, written: Written, request_id: str, body: Body | None) -> None:
     status, data, headers = written
     length = () if status == 204 else ((b"content-length", str(len(data)).encode()),)
-    head = [*headers, *_COMMON, *length, (b"x-request-id", request_id.encode())]
+    head = [*headers, *_COMMON, *length, *cors.headers(scope), (b"x-request-id", request_id.encode())]
     if scope["method"] == "HEAD":
         data = b""
     unread = body is not None and not body.whole

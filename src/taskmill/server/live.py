@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 from taskmill import codec
 from taskmill.clock import Clock, SystemClock
 from taskmill.errors import InvalidInput, TaskmillError
-from taskmill.server.access import Caller, Forbidden
+from taskmill.server import cors
+from taskmill.server.access import Caller, Forbidden, Unauthenticated
 from taskmill.server.hub import MOST_SUBSCRIPTIONS, Hub
 from taskmill.server.news import Form, message
 from taskmill.server.sockets import ABORT, SOCKET, Socket
@@ -87,7 +88,10 @@ async def deny(send: Send, status: int, body: bytes, headers: Headers = ()) -> N
 def key_of(scope: Scope) -> str | None:
     """The key that a page in a browser brings, which can give no header of its own: as a second subprotocol, `taskmill.key.tm_…`."""
     offered = [str(name) for name in scope.get("subprotocols", ())]
-    return next((name.removeprefix(KEY) for name in offered if name.startswith(KEY)), None) if SUBPROTOCOL in offered else None
+    keys = [name.removeprefix(KEY) for name in offered if name.startswith(KEY)] if SUBPROTOCOL in offered else []
+    if len(keys) > 1:
+        raise Unauthenticated("two API keys are given", hint="send one")
+    return keys[0] if keys else None
 
 
 async def websocket(scope: Scope, receive: Receive, send: Send, *, hub: Hub, caller: Caller, origins: Collection[str] = ()) -> None:
@@ -247,7 +251,7 @@ async def events(scope: Scope, receive: Receive, send: Send, *, hub: Hub, caller
     last = dict(scope["headers"]).get(b"last-event-id")  # a browser gives it when it comes back, with the URL that it had from the start
     async with await hub.subscribe(caller, {wanted}, Form.LINES, after=after if last is None else last.decode("latin-1")) as subscription:
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-        await send({"type": "http.response.start", "status": 200, "headers": [*headers, (b"x-accel-buffering", b"no")]})
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, *cors.headers(scope), (b"x-accel-buffering", b"no")]})
         await send({"type": "http.response.body", "body": b": connected\nretry: 2000\n\n", "more_body": True})
         writing = asyncio.create_task(_stream(subscription, send, hub))
         going = asyncio.create_task(_gone(receive))

@@ -1,4 +1,4 @@
-"""The contract between Taskmill and a store: 37 verbs, each one atomic step, batched, safe to repeat.
+"""The contract between Taskmill and a store: 38 verbs, each one atomic step, batched, safe to repeat.
 
 An engine makes transitions and keeps promises; it has no policy. When to retry, what a saga does next, when cron fires are pure
 functions above it. What an engine lacks is said in `Engine.features`, never made up for in silence.
@@ -362,6 +362,13 @@ class Page(Struct, frozen=True):
     cursor: str | None
 
 
+class Matching(Struct, frozen=True):
+    """Ids of tasks that match, newest first; `cursor` is the next call's `after`, None at the end."""
+
+    ids: tuple[str, ...]
+    cursor: str | None
+
+
 class Count(Struct, frozen=True, kw_only=True):
     """How many tasks of one queue, type, priority and state there are; `oldest` is when the first of them became ready."""
 
@@ -535,6 +542,9 @@ class Engine(Protocol):
 
     async def list(self, which: Filter = EVERYTHING, *, after: str | None = None, n: int = 100) -> Page:
         """A page, newest first; following the cursors neither skips nor repeats a task that existed when the first page was read."""
+
+    async def matching(self, which: Filter = EVERYTHING, *, after: str | None = None, n: int = 1_000) -> Matching:
+        """The ids alone of what `list` would show, for callers that count."""
 
     async def attempts(self, task: str) -> tuple[Attempt, ...]:
         """Every attempt of a task, oldest first."""

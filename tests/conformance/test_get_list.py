@@ -231,3 +231,19 @@ async def test_list_and_get_show_the_same(engine: Engine, clock: ManualClock) ->
     listed = await all_tasks(engine)
     assert tuple(listed) == await engine.get([task.id for task in listed])
     assert expiring in {task.id for task in listed}
+
+
+async def test_matching_pages_through_the_ids_that_list_shows(engine: Engine) -> None:
+    ids = await submit_many(engine, 7, tenant="acme", tags={"a": "1"})
+    await submit_many(engine, 2)
+    for which in (Filter(), Filter(tenant="acme"), Filter(tags={"a": "1"}, states=frozenset({State.PENDING})), Filter(types=frozenset({"unheard-of"}))):
+        shown = [task.id for task in await all_tasks(engine, which)]
+        found: list[str] = []
+        page = await engine.matching(which, n=3)
+        while True:
+            found += page.ids
+            if page.cursor is None:
+                break
+            page = await engine.matching(which, after=page.cursor, n=3)
+        assert found == shown
+    assert sorted([task.id for task in await all_tasks(engine, Filter(tenant="acme"))]) == sorted(ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from taskmill import engine as engine_module
 from taskmill.engine import VERBS, Call, Joining, Room, observed
 from taskmill.engines import create
 from taskmill.errors import Conflict
@@ -37,4 +38,4 @@ def test_what_is_no_verb_passes_through() -> None:
 
 
 def test_there_are_as_many_verbs_as_the_contract_says() -> None:
-    assert len(VERBS) == 36
+    assert f"{len(VERBS)} verbs" in (engine_module.__doc__ or "")

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from taskmill.engine import Changed, Changes, Engine, Filter, Target
 from taskmill.errors import InvalidInput
 from taskmill.operations.model import Tally
-from taskmill.operations.tasks import pages
+from taskmill.operations.tasks import matching
 from taskmill.task import LIVE, TERMINAL, State, Task
 
 __all__ = ["Tallying", "cancel", "delete", "narrowed", "requeue"]
@@ -105,8 +105,8 @@ async def _each_batch(which: Filter, change: Change, tallying: Tallying) -> None
 async def count(engine: Engine, which: Which, states: frozenset[State], tallying: Tallying) -> None:
     """What the verb would be tried on; nothing is changed."""
     if isinstance(which, Filter):
-        async for page in pages(engine, which, BATCH):
-            tallying.matched(len(page.tasks))
+        async for ids in matching(engine, which):
+            tallying.matched(len(ids))
         return
     for start in range(0, len(which), BATCH):
         found = await engine.get([target.task for target in which[start : start + BATCH]])

@@ -141,7 +141,18 @@ async def count(engine: Engine, which: Filter) -> int:
             and (not which.types or count.type in which.types)
             and (not which.queues or count.queue in which.queues)
         )
-    return sum([len(page.tasks) async for page in pages(engine, which, BATCH)])
+    return sum([len(ids) async for ids in matching(engine, which)])
+
+
+async def matching(engine: Engine, which: Filter) -> AsyncIterator[tuple[str, ...]]:
+    """Ids of all that match, page after page; no payload is read for them."""
+    cursor = None
+    while True:
+        page = await engine.matching(which, after=cursor)
+        yield page.ids
+        cursor = page.cursor
+        if cursor is None:
+            return
 
 
 # Waiting

@@ -35,6 +35,7 @@ from taskmill.engine import (
     Fired,
     Item,
     Joining,
+    Matching,
     Moved,
     Outcome,
     Page,
@@ -50,7 +51,7 @@ from taskmill.engine import (
     WorkerInfo,
 )
 from taskmill.engines.outcomes import check_outcomes
-from taskmill.engines.postgres import admin, claim, finish, inspect, migrate, recover, restore, settings, submit
+from taskmill.engines.postgres import admin, claim, finish, inspect, listing, migrate, recover, restore, settings, submit
 from taskmill.engines.postgres import target as targets
 from taskmill.engines.postgres.announcing import Announcer
 from taskmill.engines.postgres.check import check
@@ -377,6 +378,10 @@ class PostgresEngine:
 
     async def list(self, which: Filter = EVERYTHING, *, after: str | None = None, n: int = 100) -> Page:
         return await inspect.list_tasks(self._reading(), which, after, n)
+
+    async def matching(self, which: Filter = EVERYTHING, *, after: str | None = None, n: int = 1_000) -> Matching:
+        ids, cursor = await listing.matching(self._reading(), which, after, n)
+        return Matching(tuple(ids), cursor)
 
     async def attempts(self, task: str) -> tuple[Attempt, ...]:
         return await inspect.attempts(self._reading(), task)

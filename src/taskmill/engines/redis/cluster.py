@@ -34,6 +34,7 @@ from taskmill.engine import (
     Fired,
     Item,
     Joining,
+    Matching,
     Moved,
     Outcome,
     Page,
@@ -376,6 +377,10 @@ class ClusterEngine:
             wanted = {shard for queue in which.queues for shard in shards_of(queue, self._shards.settings)}
             parts = [part for part in parts if part.store.number in wanted]
         return await spread.merged_page({part.store.number: part for part in parts}, which, after, n)
+
+    async def matching(self, which: Filter = EVERYTHING, *, after: str | None = None, n: int = 1_000) -> Matching:
+        page = await self.list(which, after=after, n=n)
+        return Matching(tuple(task.id for task in page.tasks), page.cursor)
 
     async def attempts(self, task: str) -> tuple[Attempt, ...]:
         async def ask(part: RedisEngine) -> tuple[Attempt, ...]:

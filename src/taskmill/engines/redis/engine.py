@@ -26,6 +26,7 @@ from taskmill.engine import (
     Fired,
     Item,
     Joining,
+    Matching,
     Moved,
     Outcome,
     Page,
@@ -261,6 +262,10 @@ class RedisEngine:
         """Where a page goes on that ended with this task."""
         store = self._opened()
         return str(int(await store.ask("ZSCORE", store.key("ids"), task) or 0))
+
+    async def matching(self, which: Filter = EVERYTHING, *, after: str | None = None, n: int = 1_000) -> Matching:
+        ids, cursor = await inspect.matching(self._opened(), which, after, n)
+        return Matching(tuple(ids), cursor)
 
     async def attempts(self, task: str) -> tuple[Attempt, ...]:
         return await inspect.attempts(self._opened(), task)

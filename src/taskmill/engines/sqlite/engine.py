@@ -38,6 +38,7 @@ from taskmill.engine import (
     Fired,
     Item,
     Joining,
+    Matching,
     Moved,
     Outcome,
     Page,
@@ -444,6 +445,11 @@ class SQLiteEngine:
     async def list(self, which: Filter = EVERYTHING, *, after: str | None = None, n: int = 100) -> Page:
         now = self.clock.now()
         return await self._read(lambda db: inspect.list_tasks(db, which, after, n, now))
+
+    async def matching(self, which: Filter = EVERYTHING, *, after: str | None = None, n: int = 1_000) -> Matching:
+        now = self.clock.now()
+        ids, cursor = await self._read(lambda db: inspect.matching(db, which, after, n, now))
+        return Matching(tuple(ids), cursor)
 
     async def attempts(self, task: str) -> tuple[Attempt, ...]:
         now = self.clock.now()

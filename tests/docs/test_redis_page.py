@@ -10,7 +10,7 @@ import pytest
 from taskmill import config
 from taskmill.clock import format_duration
 from taskmill.engine import Durability
-from taskmill.engines.redis import claim, inspect, nodes, placement, scripts, store, submit, target
+from taskmill.engines.redis import claim, listing, nodes, placement, scripts, store, submit, target
 from taskmill.engines.redis.records import Header
 from taskmill.engines.settings import QueueSettings, check_item
 from taskmill.errors import InvalidInput
@@ -97,7 +97,7 @@ def test_every_durability_is_in_the_table() -> None:
 def test_every_finding_of_check_is_explained() -> None:
     source = text(ENGINE / "check.py") + text(ENGINE.parent / "archive" / "engine.py")
     found = re.findall(r'Finding\((?:"\w+"(?: if .*? else "\w+")?|level), "(\w+)"', source)
-    explained = [word for row in table(PAGE, "Durability") if len(row) == 3 and re.match("info|warning", row[1]) for word in code_words(row[:1])]
+    explained = [word for row in table(PAGE, "Durability") if len(row) == 3 and re.match("info|warning|error", row[1]) for word in code_words(row[:1])]
     assert sorted(explained) == sorted(set(found))
     assert len(found) == source.count("Finding(")
 
@@ -119,7 +119,7 @@ def test_every_code_of_the_engine_is_listed() -> None:
 # Numbers
 
 NUMBERS = {
-    "What is promised": [f"at most {inspect.LOOKED_AT:,} for a page"],
+    "What is promised": [f"at most {listing.LOOKED_AT:,} for a page"],
     "Durability": [f"It lasts {store.CONFIRMED // 1_000} s at most"],
     "How it works": [
         f"at most {submit.PIECE} tasks a call",

@@ -264,7 +264,7 @@ class RedisEngine:
         return str(int(await store.ask("ZSCORE", store.key("ids"), task) or 0))
 
     async def matching(self, which: Filter = EVERYTHING, *, after: str | None = None, n: int = 1_000) -> Matching:
-        ids, cursor = await inspect.matching(self._opened(), which, after, n)
+        ids, cursor = await listing.matching(self._opened(), which, after, n)
         return Matching(tuple(ids), cursor)
 
     async def attempts(self, task: str) -> tuple[Attempt, ...]:

@@ -353,10 +353,9 @@ def filter_of(which: Which) -> Filter:
 
 
 def _which(ids: str | Sequence[str] | None, which: Which, *, confirm: bool, dry_run: bool) -> Sequence[Target] | Filter:
-    """The tasks that a change is about: those named, or all that match; `confirm` alone is every task."""
+    """The tasks that a change is about: those named, or all that match."""
     named = [ids] if isinstance(ids, str) else ids
-    matching = filter_of(which) if which or (named is None and (confirm or dry_run)) else None
-    found = requests.which_of(named, matching, confirm=confirm, dry_run=dry_run, words=WORDS)
+    found = requests.which_of(named, filter_of(which) if which else None, confirm=confirm, dry_run=dry_run, words=WORDS)
     return found if isinstance(found, Filter) else [Target(id) for id in found]
 
 

@@ -55,7 +55,7 @@ async def test_no_storm_of_processes_after_a_crash(tmp_path: Path) -> None:
     assert "is blocked" not in worker.said()
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
 def store(request: pytest.FixtureRequest) -> str | None:
     """None: a file of SQLite in the test's own folder."""
     return None if request.param == "sqlite" else request.getfixturevalue(f"{request.param}_url")

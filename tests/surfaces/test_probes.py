@@ -163,7 +163,7 @@ async def test_from_ready_to_stopping(running: Running, tmp_path: Path) -> None:
         assert "taskqueue_worker_running 1.0" in scrape
         assert "taskqueue_worker_leases 1.0" in scrape
         assert "taskqueue_worker_concurrency 10.0" in scrape
-        assert 'taskqueue_tasks_submitted_total{priority="default",type="hold"} 1.0' in scrape
+        assert 'taskqueue_tasks_submitted_total{priority="normal",type="hold"} 1.0' in scrape
         await until(probes, "/metrics", b'taskqueue_leader{role="pruning"} 1.0')
         await until(probes, "/metrics", b'taskqueue_engine_call_duration_seconds_count{engine="sqlite",verb="heartbeat"}')
         supervisor.stop()
@@ -313,19 +313,59 @@ async def test_a_body_that_nobody_reads_does_not_cost_the_answer(probes: Probes)
 
 
 async def test_a_caller_that_says_nothing_is_let_go(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.01)
+    monkeypatch.setattr(module, "HEAD_PATIENCE", 0.01)
     assert (await asked(probes, b"GET /livez HTT")).status == 408
 
 
-async def test_a_caller_too_many_is_turned_away(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_CALLERS", 1)
-    _, first = await asyncio.open_connection("127.0.0.1", probes.port)
+async def test_the_oldest_of_the_silent_goes_before_a_new_caller(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CALLERS", 2)
+    (oldest, one), (younger, other) = [await asyncio.open_connection("127.0.0.1", probes.port) for _ in range(2)]
     try:
-        with contextlib.suppress(ConnectionError):
-            assert await said(probes, b"GET /livez HTTP/1.1\r\n\r\n") == b""
+        assert (await got(probes, "/livez")).status == 200
+        async with asyncio.timeout(HANGS):
+            with contextlib.suppress(ConnectionError):
+                assert await oldest.read() == b""
+            other.write(b"GET /livez HTTP/1.1\r\n\r\n")
+            assert b"200 OK" in await younger.read()
     finally:
-        first.close()
-        await first.wait_closed()
+        for writer in (one, other):
+            writer.close()
+
+
+async def test_one_whose_answer_is_being_made_does_not_go(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CALLERS", 1)
+    begun, let = asyncio.Event(), asyncio.Event()
+
+    async def scrape() -> bytes:
+        begun.set()
+        await let.wait()
+        return b"done"
+
+    monkeypatch.setattr(probes.metrics, "scrape", scrape)
+    first = asyncio.create_task(got(probes, "/metrics"))
+    await begun.wait()
+    with contextlib.suppress(ConnectionError):
+        assert await said(probes, b"GET /livez HTTP/1.1\r\n\r\n") == b""
+    let.set()
+    assert (await first).body == b"done"
+
+
+async def test_probes_under_idle_sockets(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seventy of them, always renewed; a minute of nobody saying a word, as far as their time goes, does not free them either."""
+    monkeypatch.setattr(module, "HEAD_PATIENCE", HANGS)
+    monkeypatch.setattr(module, "MOMENT", 0.0)
+    idle: list[asyncio.StreamWriter] = []
+    try:
+        for _ in range(5):
+            for writer in idle:
+                writer.close()
+            idle = [(await asyncio.open_connection("127.0.0.1", probes.port))[1] for _ in range(70)]
+            for _ in range(4):
+                assert (await got(probes, "/livez")).status == 200
+            assert len(probes._callers) <= module.MOST_SILENT + 1
+    finally:
+        for writer in idle:
+            writer.close()
 
 
 async def test_a_mistake_of_ours_is_not_explained_to_callers(probes: Probes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

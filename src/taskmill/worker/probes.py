@@ -9,6 +9,9 @@ loop does not turn cannot answer at all, and that says it too.
 
 It is a few lines on a socket instead of a web framework, because a worker serves nothing else. So it takes little: one request a
 connection, a bounded head, a bounded time, a bounded number of callers; and it tells no caller more than that something went wrong.
+
+A caller that is silent must not keep a probe from being answered, or the worker is restarted for it. So a new caller is never the one that has
+to go: of each address a few may be silent, and when there are too many in all, the one that was silent the longest is let go.
 """
 
 from __future__ import annotations
@@ -37,10 +40,15 @@ log = logging.getLogger("taskmill")
 
 MOST_HEAD = 8_192
 """Bytes of a request's first line and headers."""
+HEAD_PATIENCE = 1.0
+"""Seconds for a caller to send its request."""
 PATIENCE = 5.0
-"""Seconds for a caller to send its request, and again to take the answer."""
+"""Seconds for a caller to take the answer."""
 STORE_PATIENCE = 1.0
-MOST_CALLERS = 64
+MOST_CALLERS = 256
+MOST_SILENT = 4
+"""Callers of one address that may be silent for longer than a moment."""
+MOMENT = 0.1
 MOST_DISCARDED = 1_000_000
 JSON = "application/json"
 
@@ -63,6 +71,15 @@ class Refused(Exception):
         self.headers = headers
 
 
+class Caller:
+    """Somebody connected: from where, since when, and whether an answer is just being made for it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.since = asyncio.get_running_loop().time()
+        self.answering = False
+
+
 class Probes:
     """The socket of one supervisor. Made before the supervisor runs, its metrics have every call of the store; made later, those from then on."""
 
@@ -76,7 +93,8 @@ class Probes:
         self._supervisor = supervisor
         self._clock = clock or SystemClock()
         self._server: asyncio.Server | None = None
-        self._callers: set[asyncio.Task[None]] = set()
+        self._callers: dict[asyncio.Task[None], Caller] = {}
+        """The oldest first."""
         self._routes: dict[str, Callable[[], Awaitable[Answer]]] = {"/livez": self._live, "/readyz": self._ready, "/metrics": self._metrics}
         self._observe()
 
@@ -142,22 +160,37 @@ class Probes:
         await asyncio.gather(*callers, return_exceptions=True)
 
     def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._callers) >= MOST_CALLERS:
+        caller = Caller(str((writer.get_extra_info("peername") or ("",))[0]))
+        self._make_room(caller.address)
+        if len(self._callers) >= MOST_CALLERS:  # all of them are just being answered
             writer.transport.abort()
             return
-        caller = asyncio.create_task(self._converse(reader, writer))
-        self._callers.add(caller)
-        caller.add_done_callback(self._callers.discard)
+        conversation = asyncio.create_task(self._converse(caller, reader, writer))
+        self._callers[conversation] = caller
+        conversation.add_done_callback(lambda ended: self._callers.pop(ended, None))
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _make_room(self, address: str) -> None:
+        """Those that are only there, waiting to say something or to take their answer, go before a new one does."""
+        before = asyncio.get_running_loop().time() - MOMENT
+        silent = [conversation for conversation, caller in self._callers.items() if not caller.answering]
+        alike = [each for each in silent if self._callers[each].address == address and self._callers[each].since < before]
+        going = alike[: max(0, len(alike) + 1 - MOST_SILENT)]
+        if not going and len(self._callers) >= MOST_CALLERS:
+            going = silent[:1]
+        for conversation in going:
+            del self._callers[conversation]
+            conversation.cancel()
+
+    async def _converse(self, caller: Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request, one answer, whoever calls and whatever they send."""
         try:
-            method, answer = await self._heard(reader)
+            method, answer = await self._heard(caller, reader)
             writer.write(_encoded(answer, body=method != "HEAD"))
             async with asyncio.timeout(PATIENCE):
                 await writer.drain()
                 writer.write_eof()
-                await _discard(reader)
+                if answer.status is not HTTPStatus.REQUEST_TIMEOUT:  # it has nothing on its way that could cost it the answer
+                    await _discard(reader)
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
@@ -165,11 +198,12 @@ class Probes:
         finally:
             writer.transport.abort()
 
-    async def _heard(self, reader: asyncio.StreamReader) -> tuple[str, Answer]:
+    async def _heard(self, caller: Caller, reader: asyncio.StreamReader) -> tuple[str, Answer]:
         try:
             method, path = await _request(reader)
         except Refused as refused:
             return "GET", _refusal(refused)
+        caller.answering = True
         try:
             return method, await self._answered(method, path)
         except Refused as refused:
@@ -177,6 +211,8 @@ class Probes:
         except Exception:  # a mistake of ours: the caller learns that there was one, the log which
             log.exception("a probe could not be answered")
             return method, _refusal(Refused(HTTPStatus.INTERNAL_SERVER_ERROR))
+        finally:
+            caller.answering = False
 
     async def _answered(self, method: str, path: str) -> Answer:
         route = self._routes.get(path)
@@ -252,7 +288,7 @@ def _state(child: Offspring) -> str:
 async def _request(reader: asyncio.StreamReader) -> tuple[str, str]:
     """Method and path; headers are read past, a body is not read at all."""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(HEAD_PATIENCE):
             head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
         raise Refused(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE) from None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
+from taskmill.cron import due
 from taskmill.engine import Features
 from taskmill.engines.postgres.engine import PostgresEngine
 from taskmill.engines.redis.cluster import ClusterEngine
@@ -80,3 +82,8 @@ def test_the_bounds_are_those_of_the_code() -> None:
         in page
     )
     assert f"{MOST_EDGES:,} edges in one submit and {MOST_HEADER_BYTES >> 10} KiB of headers" in page
+
+
+def test_how_many_missed_times_are_made() -> None:
+    most = signature(due).parameters["cap"].default
+    assert f"`all` one for each of the newest {most} |" in text(ROOT / "docs" / "guides" / "schedules.md")

@@ -48,8 +48,10 @@ QUERIES = {
     "is a limit that counts its running tasks wrong": """SELECT c.name FROM counter c WHERE c.running <>
         (SELECT count(*) FROM task t JOIN lane l ON l.id = t.lane WHERE t.state = 3 AND (c.id = ANY (l.counters) OR -c.id = ANY (l.counters)))""",
     "stands at a limit that is none of its own": "SELECT id FROM lane WHERE shut IS NOT NULL AND shut <> ALL (counters)",
-    "stands at a limit that has room, and nothing opens it": f"""SELECT l.id FROM lane l JOIN counter c ON c.id = abs(l.shut) WHERE (c.wake_at IS NULL OR l.shut < 0)
-        AND coalesce(c.cap, {FAR}) - c.running > (SELECT count(*) FROM lane o WHERE o.top IS NOT NULL AND o.shut IS NULL AND (c.id = ANY (o.counters) OR -c.id = ANY (o.counters)))""",
+    "stands at a limit that has room, and nothing opens it": f"""SELECT l.id FROM lane l JOIN counter c ON c.id = abs(l.shut)
+        WHERE (c.wake_at IS NULL OR l.shut < 0)
+        AND coalesce(c.cap, {FAR}) - c.running > (SELECT count(*) FROM lane o
+            WHERE o.top IS NOT NULL AND o.shut IS NULL AND (c.id = ANY (o.counters) OR -c.id = ANY (o.counters)))""",
     "is a share that does not stand as its lanes do": """SELECT coalesce(s.share, l.share) FROM stand s
         FULL JOIN (SELECT shut AS counter, share, max(top) AS top FROM lane WHERE shut IS NOT NULL GROUP BY shut, share) l USING (counter, share)
         WHERE s.top IS DISTINCT FROM l.top""",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,17 @@ SUBMIT = """SELECT * FROM submit($1, $2, $3, $4::text::json, NULL, NULL, NULL, $
 
 
 @pytest.fixture
-async def old(empty_url: str, tmp_path: Path) -> asyncpg.Connection:
-    """A connection to a store of the version before."""
-    folder = tmp_path / "migrations"
-    folder.mkdir()
+def folder(tmp_path: Path) -> Path:
+    """The migrations of the version before."""
     for file in Path(str(sql.MIGRATIONS)).glob("*.sql"):
         if int(file.name[:4]) <= BEFORE:
-            shutil.copy(file, folder)
+            shutil.copy(file, tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+async def old(empty_url: str, folder: Path) -> AsyncIterator[asyncpg.Connection]:
+    """A connection to a store of the version before."""
     pool = Pool(parse(empty_url))
     await pool.open()
     await migrate.upgrade(pool, folder=folder)

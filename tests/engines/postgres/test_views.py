@@ -11,7 +11,7 @@ import pytest
 from taskmill.clock import HOUR, ManualClock
 from taskmill.engine import Ending
 from taskmill.task import State, Task
-from tests.conformance.tools import new, record, submit, submit_one, worker
+from tests.conformance.tools import new, record, step, submit, submit_one, worker
 from tests.conformance.tools_b import led, make
 from tests.engines.postgres.stores import Stores
 
@@ -82,12 +82,18 @@ async def test_attempts_are_those_of_the_engine(stores: Stores, clock: ManualClo
         clock.advance("1m")
         await hand.done(await hand.claim_one(), ending=ending)
     running = await submit_one(engine)
-    await hand.claim_one()
+    claimed = await hand.claim_one()
+    assert await db.fetchval("SELECT started_at FROM taskmill.task_executions WHERE id = $1", running) is None, "claimed, and not known to have begun"
+    assert (await shown(db, running))["started_at"] is None
+    assert (await shown(db, running))["claimed_at"] == moment(claimed.claimed_at)
+    await engine.checkpoint([step(claimed, started_after=5)])
+    assert (await shown(db, running))["started_at"] == moment(claimed.claimed_at + 5)
     for task in (id, running):
         rows = await db.fetch("SELECT * FROM taskmill.task_executions WHERE id = $1 ORDER BY number", task)
         attempts = await engine.attempts(task)
         fields = ("number", "worker", "token", "started_at", "ended_at", "outcome")
         assert [tuple(row[name] for name in fields) for row in rows] == [tuple(getattr(attempt, name) for name in fields) for attempt in attempts]
+        assert [row["duration_ms"] for row in rows] == [None if a.ended_at is None else (a.ended_at - a.started_at) / 1_000 for a in attempts]
         people = await db.fetch("SELECT * FROM taskmill.attempts_v WHERE id = $1 ORDER BY number", task)
         assert [(row["type"], row["number"], row["started_at"], row["outcome"]) for row in people] == [
             ("work", attempt.number, moment(attempt.started_at), attempt.outcome) for attempt in attempts
@@ -109,3 +115,16 @@ async def test_schedules(stores: Stores, clock: ManualClock) -> None:
     assert (never["name"], never["paused"], never["pause_reason"], never["next_at"], never["operator"]) == ("never", True, "orphaned", None, False)
     assert (nightly["cron"], nightly["overlap"], nightly["paused"], nightly["version"]) == ('"0 3 * * *"', "skip", False, put.version)
     assert (nightly["next_at"], nightly["fired_at"], str(nightly["last_task"])) == (moment(clock.now() + HOUR), moment(clock.now()), task.id)
+
+
+async def test_scheduled_jobs(stores: Stores, clock: ManualClock) -> None:
+    engine, db = await stores.engine(), await stores.connect()
+    put = await engine.put("schedule", "nightly", b'{"type": "work", "cron": {"expression": "0 3 * * *", "timezone": "Europe/Paris"}, "payload": {"a": 1}}')
+    await engine.put("schedule", "never", b'{"type": "work", "cron": {"expression": "0 4 * * *"}}')
+    await engine.put("pause", "schedule:never", b"{}")
+    task = new()
+    await engine.fire("nightly", put.version, [task], clock.now() + HOUR, await led(engine))
+    never, nightly = await db.fetch("SELECT * FROM taskmill.scheduled_jobs ORDER BY name")
+    assert (never["expr"], never["timezone"], never["payload"], never["enabled"], never["next_run_at"]) == ("0 4 * * *", "UTC", "null", False, None)
+    assert (nightly["expr"], nightly["timezone"], nightly["task_type"], json.loads(nightly["payload"])) == ("0 3 * * *", "Europe/Paris", "work", {"a": 1})
+    assert (nightly["enabled"], nightly["next_run_at"], nightly["last_run_at"]) == (True, moment(clock.now() + HOUR), moment(clock.now()))

@@ -109,7 +109,11 @@ async def verify(connection: Connection, schema: str, folder: Traversable = MIGR
     done = {one.number: one for one in await applied(connection, schema)}
     problems = [f"migration {migration.title} is not applied" for migration in missing]
     here = [migration for migration in migrations(schema, folder) if migration.number in done]
-    problems += [f"migration {one.title} was applied from another file than this program's" for one in here if done[one.number].checksum != one.checksum]
+    problems += [
+        f"migration {one.title} was applied from another file than this program's"
+        for one in here
+        if done[one.number].checksum not in {one.checksum, *one.earlier}
+    ]
     return problems + differences(made(migration.statements for migration in here), await present(connection, schema))
 
 

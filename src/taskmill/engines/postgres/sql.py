@@ -19,6 +19,7 @@ __all__ = ["MIGRATIONS", "Migration", "Phase", "Queries", "filled", "load", "mig
 
 _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 _PHASE = re.compile(r"-- phase: (\w+)\s*$", re.MULTILINE)
+_EARLIER = re.compile(r"^-- earlier: ([0-9a-f]{64})$", re.MULTILINE)
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql", re.ASCII)
 
 FOLDER: Traversable = files(__package__)
@@ -46,6 +47,8 @@ class Migration(Struct, frozen=True):
     statements: str
     checksum: str
     """Of the file, so it is the same in every schema."""
+    earlier: frozenset[str] = frozenset()
+    """Of the same file before it was mended for those who could not apply it: `-- earlier: …` in it."""
 
     @property
     def title(self) -> str:
@@ -75,4 +78,5 @@ def _read(file: Traversable, schema: str) -> Migration:
     written = _PHASE.match(text)
     phase: Phase = "contract" if written and written[1] == "contract" else "expand"
     assert written is None or written[1] == phase, f"{file.name} has a phase that is neither expand nor contract"
-    return Migration(int(found[1]), found[2], phase, filled(text, schema), hashlib.sha256(text.encode()).hexdigest())
+    earlier = frozenset(_EARLIER.findall(text))
+    return Migration(int(found[1]), found[2], phase, filled(text, schema), hashlib.sha256(text.encode()).hexdigest(), earlier)

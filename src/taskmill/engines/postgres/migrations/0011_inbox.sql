@@ -1,3 +1,4 @@
+-- earlier: 2fb86146dc12cda675d919248b41b519ecf1161bfdcf869b825223fab096032b
 -- Steps inside a user's own transaction, over whichever driver it was begun with: one text goes in, one comes out. And the inbox of those who consume messages.
 
 CREATE TABLE inbox (                             -- messages that a committed transaction has dealt with
@@ -86,4 +87,3 @@ BEGIN
 END $$;
 
 CALL harden('through', 'hint_work', 'prune_inbox');
-ALTER FUNCTION through SET taskmill.quiet = 'on';

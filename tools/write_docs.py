@@ -22,6 +22,7 @@ from taskmill.server.openapi import document
 from taskmill.server.page import Operation, fields, operations
 from taskmill.server.rest import ROUTES, STREAMS
 from taskmill.telemetry import METRICS
+from taskmill.verbs import LEFT_OUT, SURFACES, VERBS, Verb
 
 ROOT = Path(__file__).resolve().parent.parent
 STATEMENTS = ROOT / "src" / "taskmill" / "engines" / "sqlite"
@@ -47,6 +48,26 @@ def with_statements(text: str) -> str:
 def with_verbs(text: str) -> str:
     verbs = [(name, inspect.getdoc(verb)) for name, verb in vars(Engine).items() if inspect.isfunction(verb) and not name.startswith("_")]
     return TABLE.sub(lambda _: "".join(f"| `{name}` | {guarantee} |\n" for name, guarantee in verbs), text)
+
+
+# The verbs
+
+
+def surfaces_page(_: str = "") -> str:
+    head = ["# Verbs and surfaces", "", GENERATED, "", SURFACES_RULES, ""]
+    rows = ["| verb | SDK | command line | REST | gRPC | client |", "|---|---|---|---|---|---|"]
+    rows += [f"| `{verb.name}` | {' | '.join(_names(verb, surface) for surface in SURFACES)} |" for verb in VERBS]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+SURFACES_RULES = """Every verb of the product, and what each surface calls it. Where a surface leaves one out on purpose, the reason stands there.
+`app` is an `App`, `client` a `Client`, `handle` what a submit answers, `.operations` everything that an operator does."""
+
+
+def _names(verb: Verb, surface: str) -> str:
+    names = verb.names(surface)
+    prefix = "taskmill " if surface == "cli" else ""
+    return "<br>".join(f"`{prefix}{name}`" for name in names) if names else f"*{getattr(verb, surface).removeprefix(LEFT_OUT)}*"
 
 
 # The command line
@@ -202,6 +223,7 @@ WRITERS: dict[str, Callable[[str], str]] = {
     "docs/engines/sqlite.md": with_statements,
     "docs/ARCHITECTURE.md": with_verbs,
     "docs/reference/cli.md": cli_page,
+    "docs/reference/surfaces.md": surfaces_page,
     "docs/reference/settings.md": settings_page,
     "docs/guides/metrics.md": with_metrics,
     "docs/api/events.md": with_events,

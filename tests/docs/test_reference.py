@@ -27,7 +27,7 @@ def writer() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", ["docs/reference/cli.md", "docs/reference/settings.md"])
+@pytest.mark.parametrize("page", ["docs/reference/cli.md", "docs/reference/settings.md", "docs/reference/surfaces.md"])
 def test_the_reference_is_current(writer: ModuleType, page: str) -> None:
     assert (ROOT / page).read_text(encoding="utf-8") == writer.WRITERS[page](""), "python tools/write_docs.py writes it anew"
 

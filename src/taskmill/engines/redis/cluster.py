@@ -99,8 +99,7 @@ class ClusterEngine:
     async def close(self) -> None:
         if self._open:
             self._open = False
-            for part in self._parts.values():
-                await part.stop()
+            await asyncio.gather(*(part.stop() for part in self._parts.values()))
             await self._shards.close()
 
     def _part(self, shard: int) -> RedisEngine:

@@ -12,7 +12,7 @@ import zlib
 from taskmill.engines.redis.target import SHARDS
 from taskmill.engines.settings import Settings
 from taskmill.errors import TaskmillError
-from taskmill.task import UUID, NewTask, new_id
+from taskmill.task import UUID, NewTask, new_id, unscoped
 
 __all__ = ["id_in", "queue_of", "shard_for", "shard_said", "shards_of"]
 
@@ -49,7 +49,7 @@ def shard_for(new: NewTask, settings: Settings) -> int:
         resolved = settings.resolve(new)
     except TaskmillError:
         return shards[0]
-    key = resolved.unique.key if resolved.unique else resolved.order_key or new.idempotency_key
+    key = resolved.unique.key if resolved.unique else unscoped(resolved.order_key or "") or new.idempotency_key
     if key is not None:
         return shards[zlib.crc32(f"{new.tenant}\t{new.type}\t{key}".encode()) % len(shards)]
     said = shard_said(new.id)

@@ -15,7 +15,7 @@ from taskmill.engines.redis.inspect import get, look, now_of
 from taskmill.engines.redis.records import Body, body_of, entered
 from taskmill.engines.redis.store import Store
 from taskmill.engines.refusals import cycle, over_limit
-from taskmill.engines.rows import ON_FAILURE_NUMBERS, UNIQUE_ENDED, UNIQUE_STARTED, encode_meta, encode_retry
+from taskmill.engines.rows import ON_FAILURE_NUMBERS, REJECTED, UNIQUE_ENDED, UNIQUE_STARTED, encode_meta, encode_retry
 from taskmill.engines.settings import Settings
 from taskmill.errors import Conflict, InvalidInput, NotFound, StoreError, TaskmillError
 from taskmill.task import TERMINAL, NewTask, OnLimit, Resolved, Task, check_id, definition_of
@@ -281,7 +281,10 @@ async def known_elsewhere(store: Store, new: NewTask) -> Submitted:
     level = store.target.durability
     [found] = (await look(store, [new.id]))[1]
     if isinstance(found, tuple):
-        return _compared(new.id, level, same=_same(new, found[1].payload))
+        same = _same(new, found[1].payload)
+        if same and found[0].flags & REJECTED:
+            return Submitted(Status.REJECTED, new.id, level, False, over_limit(0, None))
+        return _compared(new.id, level, same=same)
     return _compared(new.id, level, same=found is None or found.hash == codec.payload_hash(new.payload).hex())
 
 

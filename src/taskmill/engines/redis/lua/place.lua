@@ -312,14 +312,15 @@ local function record(b, n, t, seq)
   local state, ready_at, run_at = times(t)
   local flags, limits = t.rejected and REJECTED or 0, waits_under(line)
   if b.traces[t[1]] then flags = flags + awaited(t[1]) end
-  local lane = Lane.number(line.queue, line.share, limits, line.order_key, '')
+  local home = (line.share ~= '' or #limits > 0 or line.order_key ~= '') and {line.share, limits, line.order_key}
+  local lane = home and not t.rejected and Lane.number(line.queue, line.share, limits, line.order_key, '') or 0
   if line.order_key ~= '' then flags = flags + ORDERED end
   if more.unique then flags = flags + more.unique[2] end
-  if more.sealed then flags, state, ready_at = flags + SEALED, WAITING, FAR end
+  if more.sealed and not t.rejected then flags, state, ready_at = flags + SEALED, WAITING, FAR end
   local h = {
     seq, line.type, line.queue, line.tenant, line.priority, lane, state, ready_at, 1, 0, 0, 0, flags, 0, S.now, S.now, more.expires_at or false, false,
     false, false, false, false, false, false, false, false, false, false, run_at, line.max_crashes, more.unique and more.unique[1] or false,
-    more.window or false, false, false, t[4], lane > 0 and {line.share, limits, line.order_key} or false,
+    more.window or false, false, false, t[4], home,
   }
   h.id, h.body = t[1], t.body
   R.known[t[1]] = h

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from taskmill.client.http import Http
+from taskmill.client.problems import understood
 from taskmill.client.records import limit_of, limit_text, queue_of, schedule_of, type_of, worker_of
 from taskmill.clock import SystemClock
 from taskmill.engine import Durability, Finding, Status, Submitted, Term, WorkerInfo
@@ -65,7 +66,7 @@ class Administration:
     async def _ask(self, method: str, path: str, kind: Any, body: object = None, *, seen: Mapping[str, str] = _NOTHING) -> Any:
         data = None if body is None else msgspec.json.encode(body)
         answered = await self.http.ask(method, f"{PATH}{path}", data, headers=seen)
-        return None if kind is None else msgspec.json.decode(answered.data, type=kind)
+        return None if kind is None else understood(answered.data, kind)
 
     # Queues and types
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
-from taskmill.client.problems import refusal
+from taskmill.client.problems import refusal, unexpected
 from taskmill.clock import SECOND
 from taskmill.config import Secret
 from taskmill.errors import AnswerLost, RateLimited, StoreError, TaskmillError
@@ -37,6 +37,8 @@ LARGE = 1 << 19
 """Bytes of a body that is written in parts, with others' turns between them."""
 KEPT = 30.0
 """Seconds that a connection stays open without a request: fewer than a server keeps it, so that it is not closed under a request."""
+MOST_ANSWER = 64 << 20
+"""Bytes of an answer."""
 CONNECT = 5.0
 SILENCE = 15.0
 """Seconds without a byte of an answer, beyond what the request itself may wait, before it is taken for lost."""
@@ -137,7 +139,7 @@ class Http:
         async with self._session.request(
             method, self.base + path, params=query or None, data=data, headers=headers, allow_redirects=False, timeout=timeout
         ) as answer:
-            return answer.status, await answer.read(), answer.headers.get("Retry-After")
+            return answer.status, await _whole(answer), answer.headers.get("Retry-After")
 
     def _away(self, error: BaseException, *, lost: bool) -> TaskmillError:
         why = str(error) or ("not in time" if isinstance(error, TimeoutError) else type(error).__name__)
@@ -148,6 +150,17 @@ class Http:
                 hint="it may have been done; ask again, with the same id= where a task was submitted",
             )
         return StoreError(f"{self.base} cannot be reached: {why}", code="server_unreachable", hint="is it running there? `taskmill api` starts one")
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in answer.content.iter_any():
+        size += len(part)
+        if size > MOST_ANSWER:
+            raise unexpected(f"the answer has more than {MOST_ANSWER} bytes")
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _connector(tls: ssl.SSLContext | None) -> aiohttp.TCPConnector:

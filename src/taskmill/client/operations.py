@@ -16,7 +16,7 @@ from msgspec import Raw
 from taskmill.batching import Batcher, batches
 from taskmill.client.administration import Administration
 from taskmill.client.http import Http
-from taskmill.client.problems import Problem, error_of
+from taskmill.client.problems import Problem, error_of, understood, unexpected
 from taskmill.client.records import attempt_of, edge_of, given_fields, query_of, task_body, task_of
 from taskmill.client.waiting import Waits
 from taskmill.engine import EVERYTHING, Durability, Filter, Page, Status, Submitted, Target
@@ -121,7 +121,9 @@ class RemoteOperations(Administration):
             answered = await self.http.ask("POST", f"{TASKS}:batch", body)
         except StoreError as error:  # each of them is told its id, with which it may be submitted again
             return [Submitted(Status.REFUSED, sent.id, Durability.LOCAL, error=copy.copy(error)) for sent in batch]
-        items = msgspec.json.decode(answered.data, type=_Batch).answers
+        items = understood(answered.data, _Batch).answers
+        if len(items) != len(batch):
+            raise unexpected(f"{len(items)} answers came for {len(batch)} tasks")
         return [_submitted(sent, item, repeated=answered.repeated) for sent, item in zip(batch, items, strict=True)]
 
     async def unseal(self, ids: Sequence[str]) -> None:
@@ -132,10 +134,10 @@ class RemoteOperations(Administration):
     # Looking
 
     async def _get(self, path: str, kind: type[Any], query: Sequence[tuple[str, str]] = ()) -> Any:
-        return msgspec.json.decode((await self.http.ask("GET", path, query=query)).data, type=kind)
+        return understood((await self.http.ask("GET", path, query=query)).data, kind)
 
     async def _post(self, path: str, body: Mapping[str, object], kind: type[Any]) -> Any:
-        return msgspec.json.decode((await self.http.ask("POST", path, msgspec.json.encode(body))).data, type=kind)
+        return understood((await self.http.ask("POST", path, msgspec.json.encode(body))).data, kind)
 
     async def get(self, id: str) -> Task:
         """The whole record. NotFound, or Expired with the state it ended in."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from taskmill.clock import SECOND
+from taskmill.clock import SECOND, instant
 from taskmill.errors import (
     Conflict,
     Expired,
@@ -22,7 +24,10 @@ from taskmill.errors import (
     Unauthenticated,
 )
 
-__all__ = ["Problem", "error_of", "refusal"]
+__all__ = ["Problem", "error_of", "expected", "refusal", "understood", "unexpected"]
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -35,6 +40,7 @@ class Problem(msgspec.Struct, frozen=True):
     hint: str | None = None
     task_id: str | None = None
     state: str | None = None
+    retry_at: str | None = None
 
 
 def _tree(kind: type[TaskmillError]) -> Iterator[type[TaskmillError]]:
@@ -72,6 +78,8 @@ def error_of(problem: Problem) -> TaskmillError:
     error = kind(problem.title, code=problem.code or None, field=problem.field, hint=problem.hint, task_id=problem.task_id)
     if problem.state is not None and isinstance(error, (Conflict, Expired)):
         error.state = problem.state
+    if problem.retry_at is not None and isinstance(error, RateLimited):
+        error.retry_at = instant(problem.retry_at, field="retry_at")
     return error
 
 
@@ -85,8 +93,35 @@ def refusal(status: int, data: bytes, retry_after: str | None, url: str) -> Task
         error = error_of(problem)
     else:
         kind = StoreError if status >= 500 else _BY_STATUS.get(status, TaskmillError)
-        hint = "it is not what a Taskmill server says: does the URL name one, and what stands between?"
-        error = kind(f"{url} answered {status}", code="unexpected_answer", hint=hint)
+        error = kind(f"{url} answered {status}", code="unexpected_answer", hint=_HINT)
     if isinstance(error, RateLimited) and retry_after is not None and retry_after.isdigit():
         error.retry_after = int(retry_after) * SECOND
     return error
+
+
+_HINT = "it is not what a Taskmill server says: does the URL name one, and what stands between?"
+
+
+def unexpected(what: str) -> StoreError:
+    return StoreError(what, code="unexpected_answer", hint=_HINT)
+
+
+def understood(data: bytes, kind: type[T]) -> T:
+    """An answer as what it should be; a page of HTML that comes with 200 is none."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError:
+        raise unexpected("the answer cannot be read") from None
+
+
+def expected(read: Callable[P, T]) -> Callable[P, T]:
+    """What is read of an answer: a field that is missing, or of another form, is the server's mistake and not the caller's."""
+
+    @wraps(read)
+    def reading(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return read(*args, **kwargs)
+        except (msgspec.MsgspecError, LookupError, ValueError, TypeError, InvalidInput) as error:
+            raise unexpected(f"the answer cannot be read: {type(error).__name__}") from error
+
+    return reading

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 
+from taskmill.client.problems import expected
 from taskmill.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND, duration, format_duration, instant, rfc3339
 from taskmill.engine import Durability, Filter, WorkerInfo
 from taskmill.errors import Forbidden, InvalidInput
@@ -171,6 +172,7 @@ def _struct(value: object, kind: type[S]) -> S | None:
     return None if value is None else msgspec.convert(value, kind)
 
 
+@expected
 def task_of(fields: Fields) -> Task:
     found = _read(fields, Task)
     returned = found["state"] == State.COMPLETED.value and bytes(fields.get("result_expired", b"")) != b"true"
@@ -189,11 +191,13 @@ def task_of(fields: Fields) -> Task:
 _PRIORITIES = {priority_word(number): number for number in range(4)}
 
 
+@expected
 def attempt_of(fields: Fields) -> Attempt:
     found = _read(fields, Attempt)
     return Attempt(**{**found, "error": _struct(found["error"], ErrorInfo)})
 
 
+@expected
 def edge_of(fields: Fields) -> EdgeResult:
     found = _read(fields, EdgeResult)
     outcome, result = found["outcome"], found["result"]
@@ -209,12 +213,14 @@ def _inner(fields: Fields, name: str) -> Fields:
     return msgspec.json.decode(fields[name], type=dict[str, Raw])
 
 
+@expected
 def queue_of(fields: Fields) -> QueueInfo:
     found = _read(fields, QueueInfo)
     settings = msgspec.convert(found.get("settings") or {}, QueueSettings)
     return QueueInfo(**{**found, "counts": {State(name): tasks for name, tasks in found["counts"].items() if tasks}, "settings": settings})
 
 
+@expected
 def type_of(fields: Fields) -> TypeInfo:
     found = _read(_inner(fields, "settings"), TypeSettings)
     found["priority"] = _PRIORITIES[found["priority"]]
@@ -225,6 +231,7 @@ def type_of(fields: Fields) -> TypeInfo:
     return TypeInfo(**{**_read(fields, TypeInfo), "settings": TypeSettings(**found)})
 
 
+@expected
 def schedule_of(fields: Fields) -> ScheduleInfo:
     """One that only the server can read, which may be newer, is shown without what it is."""
     found = _read(fields, ScheduleInfo)
@@ -235,10 +242,12 @@ def schedule_of(fields: Fields) -> ScheduleInfo:
     return ScheduleInfo(**found)
 
 
+@expected
 def worker_of(fields: Fields) -> WorkerInfo:
     found = _read(fields, WorkerInfo)
     return WorkerInfo(**{**found, "queues": tuple(found["queues"]), "types": tuple(found["types"])})
 
 
+@expected
 def limit_of(fields: Fields) -> LimitInfo:
     return LimitInfo(**{**_read(fields, LimitInfo), "limit": Limit(**_read(_inner(fields, "limit"), Limit))})

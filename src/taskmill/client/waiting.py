@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from taskmill.client.http import Http
+from taskmill.client.problems import understood
 from taskmill.clock import SECOND, format_duration
 from taskmill.errors import NotFound, TaskmillError
 from taskmill.task import State
@@ -121,7 +122,7 @@ class Waits:
         loop = asyncio.get_running_loop()
         began = loop.time()
         answered = await self._http.ask("POST", PATH, body, patience=wait / SECOND, limit=max(1.0, left / SECOND))
-        found = msgspec.json.decode(answered.data, type=_Ended)
+        found = understood(answered.data, _Ended)
         if not found.ended and not found.unknown and loop.time() - began < wait / SECOND / 2:
             await asyncio.sleep(PAUSE)
         return found

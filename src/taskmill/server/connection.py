@@ -248,10 +248,12 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        CROWD.wait(self, self.transport.get_write_buffer_size())
         self._close_in(WRITE_PATIENCE)
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        CROWD.read(self)
         if self._stuck is not None and not self._half_closed and not self._refused and not self.transport.is_closing():
             self._stuck.cancel()
             self._stuck = None

@@ -17,13 +17,15 @@ from weakref import WeakSet
 
 from taskmill.server.access import network
 
-__all__ = ["CROWD", "Crowd", "Place"]
+__all__ = ["CROWD", "Crowd", "Place", "seats"]
 
 MOST_CONNECTIONS = 10_000
 FILES = 256
 """Descriptors that are kept for the store, the log and whatever else is opened."""
 RESERVE = 64
 """Connections beyond the seats."""
+MOST_UNREAD = 96 << 20
+"""Bytes of answers that callers have not read, over all of them."""
 SHARE = 4
 """One part of so many is for one address of another machine; callers on this machine may have all."""
 
@@ -46,6 +48,9 @@ class Crowd:
         self._seats: dict[Any, str] = {}
         self._addresses: Counter[str] = Counter()
         self._reserve: dict[Any, None] = {}
+        self._unread: dict[Any, int] = {}
+        """Bytes that were answered and not read yet, by connection, the longest first."""
+        self.unread = 0
 
     @property
     def seated(self) -> int:
@@ -70,8 +75,22 @@ class Crowd:
         if connection in self._seats:
             self._seats[to] = self._seats.pop(connection)
 
+    def wait(self, connection: Any, size: int) -> None:
+        """It does not read as fast as it is answered. Where too much waits in all, those who have read nothing for longest are let go."""
+        self.read(connection)
+        self._unread[connection] = size
+        self.unread += size
+        while self.unread > MOST_UNREAD and len(self._unread) > 1:
+            slowest = next(iter(self._unread))
+            self.read(slowest)
+            slowest.transport.abort()
+
+    def read(self, connection: Any) -> None:
+        self.unread -= self._unread.pop(connection, 0)
+
     def leave(self, connection: Any) -> None:
         self.arriving.discard(connection)
+        self.read(connection)
         self._reserve.pop(connection, None)
         address = self._seats.pop(connection, None)
         if address is not None:

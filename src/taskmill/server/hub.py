@@ -2,9 +2,9 @@
 
     engine.events() ──▶ Hub ──▶ Group (all who want the same and may see the same) ──▶ Subscription ──▶ a connection
 
-The stream is opened for the first listener and closed behind the last: while nobody listens, engines keep no events. Listeners with the same filter and the
-same rights are a group; an event is matched once for a group and written once for all groups of a form, so a thousand clients cost a thousand writes and little
-more. Events go out together, as often as can be without taking more than a small part of the loop's time from those who submit.
+The stream is opened for the first listener that wants more than what is measured here, and closed behind the last: meanwhile engines keep no events. Listeners
+with the same filter and the same rights are a group; an event is matched once for a group and written once for all groups of a form, so a thousand clients cost
+a thousand writes and little more. Events go out together, as often as can be without taking more than a small part of the loop's time from those who submit.
 
 What a listener does not read stays in its own buffer, bounded; at its end the listener is dropped, and nobody waits for it. Where anything was missed, be it by
 the store's ring, by an outage or because there was more than could be passed on, every listener concerned gets `resync`.
@@ -85,6 +85,8 @@ class Hub:
         self._index: dict[tuple[str, object], dict[Group, None]] = {}
         self._changed: dict[Group, None] = {}
         self._opening = asyncio.Lock()
+        self._listened_to = False
+        """Whether the store's events are heard."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._by_the_way: set[asyncio.Task[None]] = set()
         self._listeners = 0
@@ -116,8 +118,7 @@ class Hub:
         await self._check(caller, wanted)
         subscription = Subscription(self, caller, form)
         async with self._opening:
-            if not self._tasks:
-                await self._open()
+            await self._open(wanted)
             self._send()
             if after is not None:
                 self._catch_up(subscription, frozenset(wanted), after)
@@ -137,7 +138,10 @@ class Hub:
 
     async def change(self, subscription: Subscription, wanted: frozenset[Wanted]) -> None:
         await self._check(subscription.caller, wanted - subscription.wanted)
-        if not subscription.ended:
+        async with self._opening:
+            if subscription.ended:
+                return
+            await self._open(wanted)
             self._send()
             self._part(subscription)
             self._join(subscription, wanted)
@@ -211,15 +215,20 @@ class Hub:
 
     # The stream
 
-    async def _open(self) -> None:
-        stream = await self._operations.events()
-        self._begin()
-        self._checked_at = self._clock.monotonic()  # whoever is let in was just looked up
-        self._tasks = {
-            asyncio.create_task(self._listen(stream), name="live events"),
-            asyncio.create_task(self._repeat("check", self._check_keys), name="live events: keys"),
-            asyncio.create_task(self._repeat("measure", self._measure), name="live events: measures"),
-        }
+    async def _open(self, wanted: Iterable[Wanted]) -> None:
+        """The store is listened to for those who want its events: it keeps them while it is, and what is measured here needs none of them."""
+        stream = await self._operations.events() if not self._listened_to and any(one.needs_store for one in wanted) else None
+        if not self._tasks:
+            self._begin()
+            self._checked_at = self._clock.monotonic()  # whoever is let in was just looked up
+            self._tasks = {
+                asyncio.create_task(self._repeat("check", self._check_keys), name="live events: keys"),
+                asyncio.create_task(self._repeat("measure", self._measure), name="live events: measures"),
+            }
+        if stream is not None:
+            self._begin()
+            self._listened_to = True
+            self._tasks.add(asyncio.create_task(self._listen(stream), name="live events"))
 
     def _begin(self) -> None:
         self._ring.begin()
@@ -230,6 +239,7 @@ class Hub:
             if self._listeners:
                 return
             tasks, self._tasks = self._tasks, set()
+            self._listened_to = False
             for task in tasks:
                 task.cancel()
             if tasks:

@@ -87,7 +87,8 @@ async def _over_grpc(service: Service, host: str, wanted: Grpc | None, tls: Tls 
     async def ready() -> bool:
         return not await service.missing()
 
-    server = GrpcServer(service.desk, service.crew, service.keys, hub=service.hub, ready=ready, observed=service.metrics.request, tls=tls)
+    reflected = service.settings.grpc_reflection
+    server = GrpcServer(service.desk, service.crew, service.keys, hub=service.hub, ready=ready, observed=service.metrics.request, tls=tls, reflected=reflected)
     try:
         at: str | None = f"{host}:{await server.start(host, wanted.port)}"
     except TaskmillError as error:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 
-from taskmill.clock import Clock, SystemClock
+from taskmill.clock import SECOND, Clock, SystemClock
 from taskmill.config import Settings
 from taskmill.engine import Engine
 from taskmill.errors import StoreError, TaskmillError
@@ -21,6 +21,7 @@ from taskmill.server.audit import Audit
 from taskmill.server.crew import Crew
 from taskmill.server.desk import Desk
 from taskmill.server.hub import Hub
+from taskmill.server.pages import Pages
 from taskmill.server.quotas import Quotas
 from taskmill.telemetry import CONTENT_TYPE, Metrics
 
@@ -63,7 +64,11 @@ class Service:
         self.desk = Desk(self.operations, self.keys, self.quotas, noted, self.clock)
         self.crew = Crew(self.engine, self.keys, lambda leases: self.metrics.count("taskqueue_leases_lost_total", times=leases), settings, noted)
         self.hub = Hub(self.operations, self.keys, clock=self.clock)
+        self.pages = Pages()
         self.place = Place("")
+        self._looking = asyncio.Lock()
+        self._looked: tuple[int, bool] | None = None
+        """When the store was last asked, and whether it answered."""
         self.started = False
         self.draining = False
         self._stopping = asyncio.Event()
@@ -111,12 +116,25 @@ class Service:
     async def missing(self) -> list[str]:
         """What keeps it from being ready."""
         found = ["it is stopping"] if self.draining else []
-        try:
-            async with asyncio.timeout(STORE_PATIENCE):
-                await self.engine.items("pause")
-        except (TaskmillError, TimeoutError):
+        if not await self._store_answers():
             found.append("the store does not answer")
         if self.supervisor is not None:
             told = msgspec.json.decode(await self.supervisor.ask("missing"), type=list[str])
             found += [reason for reason in told if reason not in found]
         return found
+
+    async def _store_answers(self) -> bool:
+        """Looked at once a second, for however many ask."""
+        async with self._looking:
+            if self._looked is None or self.clock.monotonic() - self._looked[0] >= SECOND:
+                self._looked = (self.clock.monotonic(), await self._look())
+            return self._looked[1]
+
+    async def _look(self) -> bool:
+        """Whether it can be read and written: dropping what is not there takes the locks of a write and changes nothing."""
+        try:
+            async with asyncio.timeout(STORE_PATIENCE):
+                await self.engine.drop("access", "probe")
+        except (TaskmillError, TimeoutError, OSError):
+            return False
+        return True

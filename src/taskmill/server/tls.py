@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from taskmill.config import Settings
 from taskmill.errors import InvalidSettings
 
 __all__ = ["Tls"]
+
+log = logging.getLogger("taskmill")
 
 
 class Tls(msgspec.Struct, frozen=True):
@@ -28,6 +31,8 @@ class Tls(msgspec.Struct, frozen=True):
         ca = None if settings.tls_client_ca is None else folder / settings.tls_client_ca
         found = cls(folder / settings.tls_cert, folder / settings.tls_key, ca)
         found.context()
+        if found.key.stat().st_mode & 0o077:
+            log.warning("%s can be read by other users of this machine: chmod 600 %s", found.key, found.key)
         return found
 
     def context(self) -> ssl.SSLContext:

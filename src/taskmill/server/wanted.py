@@ -15,6 +15,8 @@ from taskmill.task import SHARE_LENGTH, check_id, check_key, check_name
 
 __all__ = ["EVERYTHING", "Wanted", "filter_of", "read_filter", "read_query"]
 
+MEASURED = frozenset({"queue.depth", "system.metrics", "resync"})
+"""Types of events that this server makes by itself."""
 MOST_VALUES = 100
 """Names in one filter."""
 AFTER = "after"
@@ -37,6 +39,11 @@ class Wanted(Struct, frozen=True, kw_only=True):
             and (not self.tasks or news.task in self.tasks)
             and (not self.tenants or news.tenant in self.tenants)
         )
+
+    @property
+    def needs_store(self) -> bool:
+        """Whether it may mean an event that the store tells."""
+        return not self.events or not self.events <= MEASURED
 
     def asks_for(self, event: str) -> bool:
         """Whether an event of this type, that is about no task, may be meant."""

@@ -15,7 +15,12 @@ __all__ = ["Arrived", "Taken"]
 TAKEN = 2_000
 """Tasks of a stream that are stored and answered together."""
 MOST_WAITING = 10_000
-"""Tasks that wait, before the stream is not read from."""
+MOST_BYTES = 4 << 20
+"""Tasks that wait, and bytes of their payloads, before the stream is not read from."""
+MOST_BYTES_OF_ALL = 64 << 20
+"""Of all streams of this process."""
+PAUSE = 0.05
+"""Seconds between looks whether the other streams have made room."""
 
 
 class Taken(NamedTuple):
@@ -28,21 +33,36 @@ class Taken(NamedTuple):
 class Arrived:
     """One reader fills it, one writer to the store takes from it."""
 
+    bytes_of_all = 0
+
     def __init__(self, stopping: asyncio.Event) -> None:
         self._messages: deque[Taken] = deque()
         self._waiting = 0
+        self._bytes = 0
         self._ended = False
         self._stopping = stopping
         self._stir = asyncio.Event()
         self._room = asyncio.Event()
 
     async def add(self, read: Sequence[NewTask | Submitted], level: Durability | None) -> None:
-        while self._waiting and self._waiting + len(read) > MOST_WAITING:
+        size = _size(read)
+        while self._waiting and (self._waiting + len(read) > MOST_WAITING or self._bytes + size > MOST_BYTES):
             self._room.clear()
             await self._room.wait()
+        while Arrived.bytes_of_all + size > MOST_BYTES_OF_ALL and Arrived.bytes_of_all:  # noqa: ASYNC110 - the room is that of all streams
+            await asyncio.sleep(PAUSE)
         self._messages.append(Taken(read, level))
         self._waiting += len(read)
+        self._count(size)
         self._stir.set()
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        Arrived.bytes_of_all += size
+
+    def close(self) -> None:
+        """What still waits is stored by nobody."""
+        self._count(-self._bytes)
 
     def end(self) -> None:
         """Nothing more comes."""
@@ -60,6 +80,7 @@ class Arrived:
         while self._messages and self._messages[0].level == level and len(together) + len(self._messages[0].read) <= TAKEN:
             together += self._messages.popleft().read
         self._waiting -= len(together)
+        self._count(-_size(together))
         self._room.set()
         return Taken(together, level)
 
@@ -71,3 +92,7 @@ class Arrived:
         finally:
             for each in waits:
                 each.cancel()
+
+
+def _size(read: Sequence[NewTask | Submitted]) -> int:
+    return sum(len(each.payload) for each in read if isinstance(each, NewTask))

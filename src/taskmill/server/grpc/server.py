@@ -23,6 +23,7 @@ from grpc_reflection.v1alpha import reflection
 from taskmill.errors import InvalidInput, TaskmillError
 from taskmill.server.access import Keys
 from taskmill.server.crew import Crew
+from taskmill.server.crowd import seats
 from taskmill.server.desk import Desk
 from taskmill.server.grpc.gate import RPCS, Gate, Observed
 from taskmill.server.grpc.health import Health
@@ -55,6 +56,7 @@ OPTIONS = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
 )
 
 
@@ -71,13 +73,16 @@ class GrpcServer:
         ready: Callable[[], Awaitable[bool]] | None = None,
         observed: Observed | None = None,
         tls: Tls | None = None,
+        reflected: bool = True,
     ) -> None:
+        """`reflected`: callers without a key are told which services there are."""
         self.port = 0
         """The one that is listened on, once started."""
         self._crew = crew
         self._tls = tls
         self._gate = Gate(keys, desk.quotas, observed)
         self._services: dict[str, Tasks | Store | Workers] = {"Tasks": Tasks(desk, hub, self._gate.paced), "Store": Store(desk), "Workers": Workers(crew)}
+        self._reflected = reflected
         self._ready = ready or _always
         self._server: grpc.aio.Server | None = None
 
@@ -85,12 +90,14 @@ class GrpcServer:
         """Listen; 0 takes a free port. A port that cannot be had is told in one error."""
         if not 0 <= port <= 65_535:
             raise InvalidInput(f"{port} is not a port", code="invalid_port", field="grpc_port", hint="0 to 65535; 0 takes a free one")
-        server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MOST_CALLS)
+        connections = (("grpc.max_allowed_incoming_connections", max(16, seats() // 4)),)
+        server = grpc.aio.server(options=(*OPTIONS, *connections), maximum_concurrent_rpcs=MOST_CALLS)
         names = [service.full_name for service in _descriptors()]
         for service in _descriptors():
             server.add_generic_rpc_handlers((self._handlers(service),))
         health_pb2_grpc.add_HealthServicer_to_server(Health(names, self._ready, self._gate.stopping), server)
-        reflection.enable_server_reflection((*names, HEALTH, reflection.SERVICE_NAME), server)
+        if self._reflected:
+            reflection.enable_server_reflection((*names, HEALTH, reflection.SERVICE_NAME), server)
         await asyncio.to_thread(_try_port, host, port)
         self.port = self._bind(server, host, port)
         await server.start()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 from taskmill import requests
-from taskmill.engine import Durability, Filter, Status, Submitted
+from taskmill.engine import Durability, Page, Status, Submitted
 from taskmill.errors import InvalidInput, TaskmillError
 from taskmill.requests import MOST_TASKS
 from taskmill.server.access import Scope
@@ -19,17 +20,16 @@ from taskmill.server.grpc.v1 import taskmill_pb2 as pb
 from taskmill.server.grpc.watching import watch
 from taskmill.server.grpc.writing import answers_of, changed_of, edge_of, state_of, submitted_of, tally_of, task_of
 from taskmill.server.hub import Hub
-from taskmill.task import NewTask, Task, check_key, check_name, check_range
+from taskmill.server.pages import Pages
+from taskmill.task import NewTask, check_key, check_name, check_range
 
 __all__ = ["MOST_TASKS", "Tasks"]
 
 PAGE = 100
 PAGE_BYTES = 1_500_000
-"""Of payloads and results in one page: clients take messages of 4 MB unless they say otherwise."""
-PORTION = 4
-"""Tasks read at a time while a page has payloads: with the largest, two megabytes."""
+"""Of tasks in one page: clients take messages of 4 MB unless they say otherwise."""
 SLICE = 500
-"""Tasks read at once before others have their turn."""
+"""Tasks, edges and kilobytes of payloads read at once before others have their turn."""
 
 
 class Tasks:
@@ -39,6 +39,7 @@ class Tasks:
         self._desk = desk
         self._hub = hub
         self._paced = paced
+        self._pages = Pages()
         self._make_id = desk.operations.engine.new_id
 
     # Submitting
@@ -57,12 +58,15 @@ class Tasks:
     async def _read(self, request: pb.SubmitBatchRequest) -> list[NewTask | Submitted]:
         """Tasks, and the answers of those that cannot be any."""
         read: list[NewTask | Submitted] = []
-        for number, message in enumerate(request.tasks, 1):
+        since = 0
+        for message in request.tasks:
             try:
                 read.append(new_task(message, self._make_id))
             except TaskmillError as error:
-                read.append(Submitted(Status.REFUSED, message.id, Durability.LOCAL, error=error))
-            if number % SLICE == 0:
+                read.append(Submitted(Status.REFUSED, message.id[:80], Durability.LOCAL, error=error))
+            since += 1 + len(message.after) + len(message.payload) // 1_000
+            if since > SLICE:
+                since = 0
                 await asyncio.sleep(0)
         return read
 
@@ -88,6 +92,7 @@ class Tasks:
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
+            arrived.close()
 
     async def _fill(self, arrived: Arrived, requests: AsyncIterator[pb.SubmitBatchRequest]) -> None:
         try:
@@ -111,24 +116,12 @@ class Tasks:
         n, cursor = requests.page_size(request.page_size or PAGE, "page_size"), requests.cursor_of(request.cursor)
         if request.payloads:
             call.caller.need(Scope.READ_PAYLOAD)
-            tasks, cursor = await self._with_payloads(call, wanted, cursor, n)
-        else:
-            page = await self._desk.list(call.caller, wanted, after=cursor, n=n)
-            tasks, cursor = page.tasks, page.cursor
-        return pb.ListResponse(tasks=[task_of(task, payloads=request.payloads) for task in tasks], cursor=cursor or "")
 
-    async def _with_payloads(self, call: Call, wanted: Filter, cursor: str | None, n: int) -> tuple[Sequence[Task], str | None]:
-        """As many as fit into one message, in small portions."""
-        tasks: list[Task] = []
-        size = 0
-        while len(tasks) < n and size < PAGE_BYTES:
-            page = await self._desk.list(call.caller, wanted, after=cursor, n=min(PORTION, n - len(tasks)))
-            tasks += page.tasks
-            size += sum(len(task.payload) + len(task.result or b"") for task in page.tasks)
-            cursor = page.cursor
-            if cursor is None:
-                break
-        return tasks, cursor
+        def portion(after: str | None, n: int) -> Coroutine[Any, Any, Page]:
+            return self._desk.list(call.caller, wanted, after=after, n=n)
+
+        tasks, cursor = await self._pages.read(portion, cursor, n, PAGE_BYTES, payloads=request.payloads)
+        return pb.ListResponse(tasks=[task_of(task, payloads=request.payloads) for task in tasks], cursor=cursor or "")
 
     async def count(self, call: Call, request: pb.CountRequest) -> pb.CountResponse:
         return pb.CountResponse(count=await self._desk.count(call.caller, filter_of(request.filter)))

@@ -1,11 +1,11 @@
-"""Pages of tasks: bounded in their bytes as in their number, and with cursors that belong to what was asked.
+"""Pages of tasks with cursors that belong to what was asked.
 
-A thousand tasks may have half a gigabyte of payloads and results. They are read in slices, and a page that has grown large ends before its limit; its cursor
-goes on where it ended. A cursor is the store's own with a mark of the filter: one of another question would skip what nobody has seen, so it is refused.
+A cursor is the store's own with a mark of the filter: one of another question would skip what nobody has seen, so it is refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from hashlib import blake2b
 from typing import Any
 
@@ -14,30 +14,26 @@ import msgspec
 from taskmill.engine import Filter, Page
 from taskmill.errors import InvalidInput
 from taskmill.requests import cursor_of, page_size
+from taskmill.server.access import Scope
 from taskmill.server.routes import Call
 from taskmill.task import Task
 
 __all__ = ["page_of"]
 
-SLICE = 100
 PAGE_SIZE = 8 << 20
-"""Bytes of payloads and results after which a page ends."""
+"""Bytes of tasks after which a page ends."""
 
 
 async def page_of(call: Call[Any, Any], which: Filter, limit: int, cursor: str | None) -> tuple[list[Task], str | None]:
     """The tasks behind a cursor, newest first, and the cursor of the next page."""
     limit, cursor, mark = page_size(limit), cursor_of(cursor), _mark(which)
-    after = _place(cursor, mark)
-    tasks: list[Task] = []
-    room = PAGE_SIZE
-    while True:
-        asked = min(SLICE, limit - len(tasks))
-        page = await _slice(call, which, after, asked, cursor or "")
-        tasks += page.tasks
-        after = page.cursor
-        room -= sum(len(task.payload) + len(task.result or b"") for task in page.tasks)
-        if after is None or len(page.tasks) < asked or len(tasks) == limit or room <= 0:
-            return tasks, None if after is None else f"{after}.{mark}"
+    payloads = call.caller.may(Scope.READ_PAYLOAD)
+
+    def portion(after: str | None, n: int) -> Coroutine[Any, Any, Page]:
+        return _slice(call, which, after, n, cursor or "")
+
+    tasks, after = await call.service.pages.read(portion, _place(cursor, mark), limit, PAGE_SIZE, payloads=payloads)
+    return tasks, None if after is None else f"{after}.{mark}"
 
 
 async def _slice(call: Call[Any, Any], which: Filter, after: str | None, n: int, cursor: str) -> Page:

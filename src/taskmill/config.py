@@ -131,6 +131,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
     busy_timeout: Annotated[
         int, Setting("duration", "How long to wait for the store (another process's write, a connection, an answer) before giving up", minimum=0, maximum=HOUR)
     ] = 30 * SECOND
+    wait_for_store: Annotated[
+        int, Setting("duration", "How long worker, up, api and scheduler wait at their start for a store that is not there yet", maximum=DAY)
+    ] = 0
     name: Annotated[str, Setting("name", "The app whose types and schedules this program declares")] = "app"
     version: Annotated[int, Setting("integer", "The version of the app's declarations; a lower one never overwrites a higher one", maximum=2**31 - 1)] = 0
 

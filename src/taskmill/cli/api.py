@@ -12,7 +12,7 @@ import click
 
 from taskmill import config
 from taskmill.cli.options import OneOf, example, url
-from taskmill.cli.serving import log_option
+from taskmill.cli.serving import log_option, wait_option
 from taskmill.cli.store import place_of
 
 if TYPE_CHECKING:
@@ -30,16 +30,16 @@ __all__ = ["api"]
 @click.option("--no-grpc", is_flag=True, help="Serve HTTP alone.")
 @click.option("--log-level", type=OneOf("debug", "info", "warning", "error"), help="The least important lines that are written.  [default: info]")
 @log_option
+@wait_option
 @url
-def api(url: str | None, host: str | None, port: int | None, grpc_port: int | None, no_grpc: bool, log_level: str | None, log_format: str | None) -> int:
+def api(port: int | None, grpc_port: int | None, no_grpc: bool, **settings: str | None) -> int:
     """Serve a store over HTTP and gRPC.
 
     REST at /api/v1, its description at /openapi.json and /docs, live events at /ws, metrics at /metrics. SIGTERM or Ctrl-C ends it after what is under way.
     """
     from taskmill.worker import logs
 
-    given = {"url": url, "host": host, "port": port or None, "grpc_port": grpc_port or None, "log_level": log_level, "log_format": log_format}
-    loaded = config.load(given, os.environ)
+    loaded = config.load({**settings, "port": port or None, "grpc_port": grpc_port or None}, os.environ)
     logs.configure(loaded.settings.log_level, loaded.settings.log_format)
     import uvloop
 

@@ -58,7 +58,13 @@ def list_(url: str | None, as_json: bool) -> None:
 @click.option("--timezone", default="UTC", show_default=True, help="The zone of the cron entry.")
 @click.option("--start", type=INSTANT, metavar="TIME", help="It fires only after this time; @every counts from it.")
 @click.option("--overlap", type=OneOf(*Overlap), default=Overlap.ALLOW.value, show_default=True, help="When the task before has not ended yet.")
-@click.option("--misfire", type=OneOf(*Misfire), default=Misfire.ONCE.value, show_default=True, help="When nobody was there at the time.")
+@click.option(
+    "--misfire",
+    type=OneOf(*Misfire),
+    default=Misfire.ONCE.value,
+    show_default=True,
+    help="Times that passed while nothing ran: skip them, make one task for all, or one for each (the newest 100).",
+)
 @click.option("--queue", type=NAME, help="The queue of its tasks.  [default: that of the type]")
 @click.option("--priority", type=PRIORITY, help="The priority of its tasks.  [default: that of the type]")
 @click.option("--timeout", type=DURATION, metavar="DURATION", help="How long an attempt may take.  [default: that of the type]")

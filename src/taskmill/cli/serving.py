@@ -16,12 +16,15 @@ from taskmill.errors import TaskmillError
 if TYPE_CHECKING:
     from taskmill.worker.companion import Companion
 
-__all__ = ["hold_standard_streams", "log_option", "serve", "serving_options", "up_options"]
+__all__ = ["hold_standard_streams", "log_option", "serve", "serving_options", "up_options", "wait_option"]
 
 LAST_WORDS = 0.15
 """Seconds until a program that was told to end is gone, whatever waits for a store in it."""
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
+wait_option = click.option(
+    "--wait-for-store", metavar="DURATION", help='How long to wait at the start for a store that is not there yet, for example "60s".  [default: not at all]'
+)
 log_option = click.option(
     "--log-format", type=OneOf("text", "json"), help="Lines for people, or one JSON object a line.  [default: the setting log_format, text]"
 )
@@ -36,6 +39,7 @@ _OPTIONS = (
     click.option("--no-maintenance", is_flag=True, help="Leave recovery, schedules, pruning and the outbox to others."),
     click.option("--log-level", type=OneOf("debug", "info", "warning", "error"), help="The least important lines that are written.  [default: info]"),
     log_option,
+    wait_option,
 )
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from taskmill.clock import SECOND
 from taskmill.config import Settings
 from taskmill.engine import Engine
+from taskmill.engines.opening import open_in_time
 from taskmill.errors import TaskmillError
 from taskmill.server import grpc
 from taskmill.server.audit import path_of
@@ -55,6 +56,8 @@ async def run(
     """Serve the store on a socket that listens already; `base` is where relative paths start."""
     host, port = sock.getsockname()[:2]
     tls = Tls.of(settings, base)
+    if not await open_in_time(engine.open, settings.wait_for_store, stop):
+        return
     async with Service(engine, settings, audit=path_of(settings, base), open=is_loopback(host)) as service:
         await check_exposure(service, host)
         async with _over_grpc(service, host, grpc, tls, stop) as at:

@@ -25,6 +25,7 @@ from taskmill import tracing
 from taskmill.app import App
 from taskmill.clock import MILLISECOND, SECOND
 from taskmill.engine import Engine, Outcome, Refusal
+from taskmill.engines.opening import open_in_time
 from taskmill.errors import AppError, Conflict, TaskmillError
 from taskmill.loading import load
 from taskmill.task import check_name
@@ -77,7 +78,7 @@ async def _run(end: socket.socket, board_fd: int) -> int:
         logs.configure(start.log_level or app.settings.log_level, app.settings.log_format, start.worker)
         output.install()
         _check_queues(app, start)
-        await app.open()
+        await open_in_time(app.open, app.settings.wait_for_store)
         metrics = Metrics()
         app.observe(metrics.watch)
     except TaskmillError as error:

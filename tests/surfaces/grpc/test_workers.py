@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from taskmill.server.grpc.v1 import taskmill_pb2 as pb
 from tests.surfaces.grpc.houses import HANGS, TYPE, Client, House, client, new, refused
@@ -224,10 +225,13 @@ async def test_steps_and_progress_are_kept_for_the_next_attempt(caller: Client) 
         pb.Step(task=id, token=task.token, name="fetched", value=b'{"rows": 3}'),
         pb.Step(task=id, token=task.token, progress=pb.Progress(value=0.5, message="half")),
         pb.Step(task=id, token=task.token + 7, name="late"),
+        pb.Step(task=id, token=task.token, started_after=Duration(nanos=1_000_000)),
     ]
+    assert not (await caller.get(id)).HasField("started_at")
     answer = await caller.workers.Checkpoint(pb.CheckpointRequest(worker=worker, steps=steps))
     assert [(refusal.token, refusal.code) for refusal in answer.refused] == [(task.token + 7, "stale_lease")]
     assert (await caller.get(id)).progress.message == "half"
+    assert (await caller.get(id)).HasField("started_at")
     await finish(caller, worker, task, released=pb.Released())
     [again] = await caller.claim(worker, 2, wait=20)
     assert dict(again.checkpoints) == {"fetched": b'{"rows":3}'}

@@ -144,6 +144,17 @@ async def test_checkpoints_and_progress(caller: Caller, worker: Remote) -> None:
     assert (answer.status, answer.code) == (409, "stale_lease")
 
 
+async def test_a_claimed_task_has_begun_when_its_worker_says_so(caller: Caller, worker: Remote) -> None:
+    task = await claimed(caller, worker)
+    before = await caller.task(task["id"])
+    assert (before["state"], before["started_at"]) == ("running", None)
+    answer = await worker.ask("checkpoint", entries=[{"task": task["id"], "token": task["token"], "started_after": "250ms"}])
+    assert (answer.status, answer.data["applied"]) == (200, 1)
+    after = await caller.task(task["id"])
+    assert after["started_at"] is not None
+    assert after["version"] == before["version"]
+
+
 async def test_each_of_a_batch_is_judged_by_itself(caller: Caller, worker: Remote) -> None:
     tasks = [await claimed(caller, worker) for _ in range(2)]
     stale = {"task": tasks[0]["id"], "token": "1", "ending": "completed"}

@@ -372,10 +372,11 @@ def _error(message: pb.Error) -> ErrorInfo:
 def step(message: pb.Step, worker: str, payload_limit: int) -> Checkpoint:
     task = check_id(needed_id(message.task, "steps.task"), "steps.task")
     progress = Progress(message.progress.value, message.progress.message) if message.HasField("progress") else None
-    if not message.name and progress is None:
-        raise InvalidInput("it says nothing", code="name_required", field="steps.name", hint="the name of a step with its value, or progress")
-    name = message.name or None
-    return Checkpoint(task=task, worker=worker, token=message.token, name=name, value=json(message.value, "steps.value", payload_limit), progress=progress)
+    started = duration(message.started_after, "steps.started_after", LONGEST_DELAY) if message.HasField("started_after") else None
+    if not message.name and progress is None and started is None:
+        raise InvalidInput("it says nothing", code="name_required", field="steps.name", hint="the name of a step with its value, progress, or started_after")
+    value = json(message.value, "steps.value", payload_limit)
+    return Checkpoint(task=task, worker=worker, token=message.token, name=message.name or None, value=value, progress=progress, started_after=started)
 
 
 def count(items: Any, field: str, most: int) -> int:

@@ -208,6 +208,8 @@ class EntryBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     unwind: bool | None = None
     """From now on only its handler may end it: a cancel makes it ready, to undo what it did."""
     phase: Name | None = None
+    started_after: Duration | None = None
+    """How long after the claim its handler began: `started_at` of the running task is that, once it was said."""
 
 
 class CheckpointBody(WorkerBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -228,6 +230,7 @@ async def checkpoint_tasks(call: Call[Nothing, CheckpointBody]) -> Answer:
             progress=None if item.progress is None else _progress(item.progress),
             unwind=item.unwind,
             phase=None if item.phase is None else check_name(item.phase, "phase"),
+            started_after=None if item.started_after is None else duration(item.started_after, field="started_after"),
         )
 
     answers = _Answers(body.entries, EntryBody, entry)

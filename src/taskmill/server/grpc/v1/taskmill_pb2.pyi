@@ -2505,14 +2505,19 @@ class Step(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    STARTED_AFTER_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     token: _builtins.int
     name: _builtins.str
-    """The step's name; empty: progress only."""
+    """The step's name; empty: progress only, or that it began."""
     value: _builtins.bytes
     """JSON; empty: null."""
     @_builtins.property
     def progress(self) -> Global___Progress: ...
+    @_builtins.property
+    def started_after(self) -> _duration_pb2.Duration:
+        """How long after the claim its handler began: `started_at` of the running task is that, once it was said."""
+
     def __init__(
         self,
         *,
@@ -2521,10 +2526,11 @@ class Step(_message.Message):
         name: _builtins.str = ...,
         value: _builtins.bytes = ...,
         progress: Global___Progress | None = ...,
+        started_after: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "started_after", b"started_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "progress", b"progress", "task", b"task", "token", b"token", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "progress", b"progress", "started_after", b"started_after", "task", b"task", "token", b"token", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3194,7 +3200,7 @@ class ScheduleSpec(_message.Message):
     overlap: _builtins.str
     """`allow`, the default, `skip` or `replace`."""
     misfire: _builtins.str
-    """`once`, the default, `skip` or `all`."""
+    """`once`, the default, `skip` or `all`: of the times that passed while nothing ran, the newest 100."""
     tenant: _builtins.str
     @_builtins.property
     def start(self) -> _timestamp_pb2.Timestamp:

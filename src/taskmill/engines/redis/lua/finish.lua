@@ -125,6 +125,7 @@ local function judge(o)
     end
   end
   if more.wrong then return {'refused', more.wrong} end
+  if not more.starts and not more.tasks then return nil end
   local b = B.open(more.starts or {{}, {}})
   B.judge(b)
   local wrong = B.refused(b)

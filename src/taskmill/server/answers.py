@@ -114,18 +114,21 @@ def _of_workers() -> dict[str, Schema]:
             "timeout": seconds,
             "headers": texts,
             "checkpoints": {"type": "object", "additionalProperties": anything},
-            "signals": _list(_object({"number": _NUMBER, "name": _TEXT, "data": anything, "at": _TIME})),
-            "results": _list(_object({"task": _ID, "outcome": _or_null(_TEXT), "result": anything})),
+            "signals": _list(_ref("ReceivedSignal")),
+            "results": _list(_ref("AwaitedResult")),
             "unwind": _FLAG,
         }
     )
     answer = _object({"task": _or_null(_TEXT), "token": _or_null(_TEXT), "applied": _FLAG}, error=_ref("Problem"), state=_TEXT)
     return {
+        "ReceivedSignal": _object({"number": _NUMBER, "name": _TEXT, "data": anything, "at": _TIME}),
+        "AwaitedResult": _object({"task": _ID, "outcome": _or_null(_TEXT), "result": anything}),
+        "AppliedAnswer": answer,
         "Joined": _object({"worker": _TEXT, "lease": seconds, "beat_every": seconds}),
         "ClaimedTask": claimed,
         "ClaimedTasks": _object({"request": _NUMBER, "tasks": _list(_ref("ClaimedTask")), "next_at": _or_null(_TIME), "more": _FLAG}),
         "Beat": _object({"known": _FLAG, "lost": _list(_TOKEN), "cancelled": _list(_ID), "commands": _list(_TEXT)}),
-        "Applied": _object({"applied": _NUMBER, "refused": _NUMBER, "answers": _list(answer)}),
+        "Applied": _object({"applied": _NUMBER, "refused": _NUMBER, "answers": _list(_ref("AppliedAnswer"))}),
         "Left": _object({"left": _FLAG}),
     }
 

@@ -24,7 +24,7 @@ from taskmill.operations import Operations, QueueInfo, QueueSettings, Tally
 from taskmill.server.access import Caller, Forbidden, Key, Keys, Scope, create_key, key_details, list_keys, new_key_id, revoke_key
 from taskmill.server.audit import Audit, Detail
 from taskmill.server.quotas import Quotas
-from taskmill.task import UUID, Attempt, Edge, EdgeResult, Gone, NewTask, State, Task, check_id
+from taskmill.task import TERMINAL, UUID, Attempt, Edge, EdgeResult, Gone, NewTask, State, Task, check_id
 
 __all__ = ["Desk"]
 
@@ -133,7 +133,7 @@ class Desk:
             task = await self.operations.get(id)
         except InvalidInput:
             raise _unknown(id) from None
-        except Expired:
+        except (Expired, Conflict):  # gone, or reserved: of neither the tenant is known
             if caller.tenant is not None:
                 raise _unknown(id) from None
             raise
@@ -142,11 +142,17 @@ class Desk:
         return task
 
     async def result(self, caller: Caller, id: str, timeout: int) -> Task:
-        """The record as soon as the task has ended, or as it is when the time is over."""
-        task = await self.get(caller, id)
-        if await self.operations.wait([task.id], timeout):
-            return await self._find(caller, id)
-        return await self._find(caller, id) if timeout else task
+        """The record as soon as the task has ended, or as it is when the time is over. One that is accepted and not yet here is waited for, too."""
+        try:
+            task = await self.get(caller, id)
+        except Conflict:
+            if not timeout:
+                raise
+        else:
+            if not timeout and task.state not in TERMINAL:
+                return task
+        await self.operations.wait([id], timeout)
+        return await self._find(caller, id)
 
     async def wait(self, caller: Caller, ids: Sequence[str], timeout: int) -> tuple[dict[str, State], list[str]]:
         """Those that have ended, as soon as one has, and those that the caller cannot see; of such nobody waits for the others."""
@@ -195,18 +201,23 @@ class Desk:
     async def unseal(self, caller: Caller, ids: Sequence[str]) -> None:
         """Break seals; a task of another tenant is as unknown as one that never was."""
         caller.need(Scope.SUBMIT)
-        if caller.tenant is not None:
-            for id in ids:
-                await self._find(caller, id)
+        for id, task in zip(ids, await self.operations.engine.get(ids), strict=True):
+            if not isinstance(task, Task) or caller.tenant not in (None, task.tenant):
+                raise _unknown(id)
         await self.operations.unseal(ids)
 
     # Changing
 
     async def change(self, caller: Caller, verb: str, id: str, *, version: int | None = None, from_start: bool = False) -> Changed:
         """cancel, requeue or delete one task; refused with why it cannot be."""
-        task = await self.get(caller, id, Scope.CANCEL)
-        if verb == "requeue" and version is None and task.state is State.COMPLETED:
-            raise _needs_version(task)
+        try:
+            task = await self.get(caller, id, Scope.CANCEL)
+        except Conflict:
+            if verb != "cancel":  # the id of a task that is still to come can be cancelled, and nothing else
+                raise
+        else:
+            if verb == "requeue" and version is None and task.state is State.COMPLETED:
+                raise _needs_version(task)
         engine = self.operations.engine
         async with self._deed(caller, f"task.{verb}", id):
             target = [Target(id, version)]

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from taskmill import App, Handle, ResultExpired, ResultTimeout, State, TaskCancelled, TaskFailed
-from taskmill.engine import Ending, Outcome, Room, Target
-from taskmill.errors import InvalidInput, InvalidPayload, NotFound
-from taskmill.task import ErrorInfo, Progress, new_id
+from taskmill.engine import Ending, Joining, Outcome, Room, Target
+from taskmill.errors import Conflict, InvalidInput, InvalidPayload, NotFound
+from taskmill.handle import Cancelled
+from taskmill.task import ErrorInfo, NewTask, Progress, TypeSettings, new_id
 from tests.surfaces.callers.conftest import Caller
 
 
@@ -76,7 +77,7 @@ async def test_a_task_that_is_dead(app: App, caller: Caller, handle: Handle[Any]
 
 
 async def test_a_task_that_was_cancelled(handle: Handle[Any]) -> None:
-    assert await handle.cancel()
+    assert await handle.cancel() is Cancelled.DONE
     assert await handle.status() is State.CANCELLED
     with pytest.raises(TaskCancelled) as caught:
         await handle.result()
@@ -85,7 +86,31 @@ async def test_a_task_that_was_cancelled(handle: Handle[Any]) -> None:
 
 async def test_cancel_of_one_that_has_completed(app: App, caller: Caller, handle: Handle[Any]) -> None:
     await end(app, Ending.COMPLETED)
-    assert not await handle.cancel()
+    assert await handle.cancel() is Cancelled.ENDED
+    assert not Cancelled.ENDED
+
+
+async def test_cancel_of_one_that_runs_tells_that_its_worker_was_told(app: App, caller: Caller, handle: Handle[Any]) -> None:
+    await app.engine.join(Joining(worker="w", queues=("default",), types={"report": TypeSettings()}))
+    [claimed] = (await app.engine.claim("w", 1, ["default"], Room(1))).tasks
+    told = await caller.handle(claimed.id).cancel()
+    assert told is Cancelled.REQUESTED
+    assert told
+    assert await handle.status() is State.RUNNING
+
+
+async def test_a_task_that_is_accepted_and_not_yet_here(app: App, caller: Caller) -> None:
+    await app.open()
+    new = NewTask(type="report", queue="default", payload=b'{"pages":3}')
+    await app.engine.submit([new], reserved=True)
+    handle = caller.handle(new.id)
+    assert await handle.status() is State.PENDING
+    assert await handle.wait(timeout="10ms") is None
+    with pytest.raises(Conflict, match="not yet here") as reading:
+        await handle.task()
+    assert (reading.value.code, bool(reading.value.hint)) == ("reserved", True)
+    assert await handle.cancel() is Cancelled.DONE
+    assert await handle.wait(timeout="10s") is State.CANCELLED
 
 
 async def test_the_time_is_over(handle: Handle[Any]) -> None:

@@ -251,3 +251,31 @@ async def test_a_quota_that_asks_for_too_long_is_an_error_at_once(server: Server
             await client.submit("note", 2, queue="q")
     assert caught.value.code == "request_quota"
     assert caught.value.retry_after == 1_000_000
+
+
+# Several servers
+
+
+async def test_the_next_server_is_asked_when_one_cannot_be_reached(server: Server) -> None:
+    with socket.socket() as taken:  # bound and not listened on: whoever connects is refused
+        taken.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        for urls in ([dead, server.url], f"{dead}, {server.url}"):
+            async with Client(urls, retries=3) as client:
+                handle = await client.submit("note", 1, queue="q")
+                assert client.operations.http.base == server.url
+                assert await handle.status() is State.PENDING
+        async with Client([dead, dead], retries=3) as client:
+            with pytest.raises(StoreError) as raised:
+                await client.get(new_id())
+            assert raised.value.code == "server_unreachable"
+
+
+async def test_a_server_that_goes_is_left_for_another(store: str, tmp_path: Path) -> None:
+    with serving(store, tmp_path / "one") as one, serving(store, tmp_path / "two") as two:
+        async with Client([one.url, two.url]) as client:
+            first = await client.submit("note", 1, queue="q")
+            await asyncio.to_thread(one.stop)
+            second = await client.submit("note", 2, queue="q")
+            assert {await first.status(), await second.status()} == {State.PENDING}
+            assert client.operations.http.base == two.url

@@ -63,7 +63,7 @@ async def test_a_result_that_comes_while_waiting(app: App, caller: Caller, handl
 
 
 async def test_no_result_is_none(app: App, caller: Caller, handle: Handle[Any]) -> None:
-    await end(app, Ending.COMPLETED)
+    await end(app, Ending.COMPLETED, result=b"null")
     assert await caller.handle(handle.id).result() is None
 
 

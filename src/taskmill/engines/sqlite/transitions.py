@@ -18,6 +18,7 @@ from taskmill.engines.rows import (
     CANCELLED,
     COMPLETED,
     DEAD,
+    FAR,
     ON_FAILURE,
     ORDERED,
     PENDING,
@@ -132,6 +133,7 @@ class Moves:
     def wait(self, row: Row, *, deadline: int, awaits: str | None) -> None:
         self._leave_lease(row)
         self.step.db.execute(queries.set_waiting, (deadline, row.flags, row.open_edges, awaits, self.step.now, row.seq))
+        self.step.woke |= deadline < FAR  # a sleeper may know of nothing that is due as early
         self._arrived(row, WAITING, {})
 
     def end(

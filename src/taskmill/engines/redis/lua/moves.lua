@@ -33,7 +33,10 @@ end
 function M.enter(h)
   local state, lane = h[F.state], h[F.lane]
   if state == PENDING or (lane == 0 and state < RUNNING) then call('ZADD', line_of(h), h[F.ready_at], line_member(h)) end
-  if (state == SCHEDULED or state == RETRYING or state == WAITING) and h[F.ready_at] < FAR then call('ZADD', P .. 'due', h[F.ready_at], h.id) end
+  if (state == SCHEDULED or state == RETRYING or state == WAITING) and h[F.ready_at] < FAR then
+    call('ZADD', P .. 'due', h[F.ready_at], h.id)
+    S.wake(h[F.queue])  -- a sleeper may know of nothing that is due as early
+  end
   if state < RUNNING then
     S.wake(h[F.queue])
     if lane > 0 then M.stirred[lane] = true end

@@ -186,7 +186,7 @@ async def test_the_columns_of_the_views_are_all_there(postgres_url: str) -> None
     views = sorted(name for name, kind in (await names_in(postgres_url)).items() if kind == "view")
     assert sorted(shown) == views
     async with connected(postgres_url) as db:
-        for view in ("tasks_v", "attempts_v", "schedules"):
+        for view in ("tasks_v", "attempts_v", "schedules", "scheduled_jobs"):
             columns = await db.fetch("SELECT attname FROM pg_attribute WHERE attrelid = $1::text::regclass AND attnum > 0 ORDER BY attnum", f"taskmill.{view}")
             assert shown[view][0].split() == [row[0] for row in columns]
 
@@ -203,7 +203,10 @@ def test_the_page_shows_the_statements_of_a_claim_and_a_finish() -> None:
 
 @pytest.mark.parametrize(("file", "function", "shown"), [pytest.param(*found, id=f"{found[0]}-{found[1]}") for found in verbatim()])
 def test_a_statement_in_the_page_is_the_one_in_the_code(file: str, function: str, shown: str) -> None:
-    body = re.search(rf"^CREATE FUNCTION {function}\(.*?(?=^CREATE |^CALL |\Z)", text(MIGRATIONS / file), re.MULTILINE | re.DOTALL)
+    made = re.compile(rf"^CREATE (?:OR REPLACE )?FUNCTION {function}\(.*?(?=^CREATE |^CALL |\Z)", re.MULTILINE | re.DOTALL)
+    last = max(path.name for path in MIGRATIONS.glob("*.sql") if made.search(text(path)))
+    assert file == last, f"{last} replaces it"
+    body = made.search(text(MIGRATIONS / file))
     assert body is not None
     assert squeezed(shown) in squeezed(body[0]), f"copy it from {file}"
 

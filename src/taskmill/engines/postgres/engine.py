@@ -70,6 +70,8 @@ __all__ = ["PostgresEngine"]
 COUNTS_AGE = 5 * SECOND
 LEVELS = (Durability.LOCAL, Durability.FSYNC, Durability.REPLICATED)
 LEAVE_WORK = frozenset((Ending.RETRY, Ending.SNOOZED, Ending.RELEASED, Ending.CRASHED, Ending.WAITING))
+LAST_STEPS = 2 * SECOND
+"""How long a step under way may take when the engine is closed: with a server that is away, a program ends all the same."""
 SPARE = 2
 """Connections of the pool that users' transactions never take: claims, beats and ends go on."""
 
@@ -156,7 +158,7 @@ class PostgresEngine:
         await self._hub.close()
         if self._server_clock is not None:
             await self._server_clock.stop()
-        await self._pool.close()
+        await self._pool.close(LAST_STEPS)
 
     async def migrate(self) -> tuple[str, ...]:
         pool = Pool(self.target)

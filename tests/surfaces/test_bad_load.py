@@ -155,7 +155,7 @@ async def test_watchers_share_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     await server.start()
     serving = health_pb2.HealthCheckResponse
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         calls = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(50)]
         assert {(await call.read()).status for call in calls} == {serving.SERVING}
         with pytest.raises(grpc.aio.AioRpcError, match="as many watch as may"):
@@ -179,7 +179,7 @@ async def test_reflection_is_a_setting(tmp_path: Path, reflected: bool) -> None:
         server = GrpcServer(service.desk, service.crew, service.keys, reflected=reflected)
         port = await server.start("127.0.0.1", 0)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
             call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
             if reflected:
                 assert (await call.read()).list_services_response.service

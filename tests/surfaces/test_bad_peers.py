@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -319,7 +320,7 @@ def test_garbage_behind_answers_that_are_not_read(tmp_path: Path, monkeypatch: p
 
     async def act(peer: Peer) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", peer.port, limit=1)
-        writer.transport.pause_reading()
+        cast("asyncio.Transport", writer.transport).pause_reading()
         writer.write(request("GET", "/docs") * 60 + b"\x00garbage")
         async with asyncio.timeout(PATIENCE):
             while CROWD.seated:  # noqa: ASYNC110 - nothing tells of a connection that has ended

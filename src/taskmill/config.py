@@ -150,7 +150,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
         int,
         Setting(
             "duration",
-            "The lease of workers that pull over the network and ask for none; at least `lease`",
+            "The lease of workers that pull over the network and ask for none; at least `lease`, which it follows where it is not given",
             minimum=SHORTEST_REMOTE_LEASE,
             maximum=LONGEST_REMOTE_LEASE,
         ),
@@ -315,6 +315,8 @@ def load(arguments: Mapping[str, object], environ: Mapping[str, str], file: Path
     values = {name: _READERS[_TABLE[name].kind](one, _TABLE[name]) for name, one in given.items()}
     _spread_url(given, values)
     settings = msgspec.structs.replace(_DEFAULTS, **values)
+    if "remote_lease" not in values:  # nobody who makes leases longer means to be refused for one that was not mentioned
+        settings = msgspec.structs.replace(settings, remote_lease=max(settings.remote_lease, settings.lease))
     _check(settings, given)
     origins = {name: given[name].origin if name in given else "default" for name in _TABLE}
     return Loaded(settings=settings, origins=origins, file=path.absolute() if path else None, warnings=_exposed(path, given, settings))

@@ -245,7 +245,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ({"beat": "3s", "lease": "10s"}, "beat"),
         ({"term": 1.5}, "term"),
         ({"recovery_interval": "4s"}, "recovery_interval"),
-        ({"lease": "1m"}, "lease"),
+        ({"lease": "1m", "remote_lease": "30s"}, "remote_lease"),
         ({"remote_lease": "2s"}, "remote_lease"),
         ({"port": 9090}, "port"),
         ({"durability": "replicated"}, "durability"),

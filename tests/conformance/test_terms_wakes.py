@@ -54,7 +54,7 @@ async def test_a_new_store_does_not_repeat_the_terms_of_the_old(engine: Engine, 
 
 @pytest.mark.parametrize("kind", ["api_key", "endpoint", "note"])
 async def test_a_setting_that_no_step_obeys_wakes_no_queue(engine: Engine, store: Store, kind: str) -> None:
-    """Twenty of them, each told before the next: a store may give a hint or two when somebody begins to listen, and none for these."""
+    """Twenty of them, each told before the next: a store may give a few hints by itself, ever more rarely, and none for these."""
     other = await store.engine()
     await submit_one(other)
     async with aclosing(await engine.events()) as events, aclosing(await engine.wakeups()) as wakeups:
@@ -64,7 +64,7 @@ async def test_a_setting_that_no_step_obeys_wakes_no_queue(engine: Engine, store
             await other.put(kind, f"name-{number}", b"{}")
             while (await guarded(anext(events))).subject != f"{kind}/name-{number}":
                 pass
-        assert hints.total() <= 3
+        assert hints.total() < 10
         counting.cancel()
         with suppress(asyncio.CancelledError):
             await counting

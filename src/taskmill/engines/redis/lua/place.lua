@@ -59,10 +59,8 @@ local function room_at(names)
   local at = false
   for _, name in ipairs(names) do
     local l = Limit.get(name)
-    if Limit.full_rate(l) then
-      Limit.save(l)
-      at = math.max(at or 0, Limit.next_room_at(l) or 0)
-    end
+    Limit.save(l)
+    if Limit.full_rate(l) then at = math.max(at or 0, Limit.next_room_at(l) or 0) end
   end
   return at
 end

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import cast
 
 import pytest
@@ -15,10 +16,10 @@ import pytest
 from taskmill.cli.tail import Wanted
 from taskmill.cli.tail import follow as follow_events
 from taskmill.clock import HOUR, SystemClock, rfc3339
-from taskmill.engine import Ending, Engine, Stream, Target
+from taskmill.engine import Checkpoint, Ending, Engine, Joining, Room, Stream, Target
 from taskmill.events import Event, Kind
 from taskmill.operations import Operations
-from taskmill.task import ErrorInfo
+from taskmill.task import ErrorInfo, TypeSettings
 from tests.surfaces.cli_tools import COMMAND, Cli
 
 UNKNOWN = "018f3c9e-5d7a-7b64-9d2c-0f6a1b2c3d4e"
@@ -295,3 +296,18 @@ def test_a_stream_of_another_encoding_gets_escapes(cli: Cli) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, encoding="latin-1", check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert '{"name":"Zoë \\U0001f680"}' in done.stdout
+
+
+def test_a_claimed_task_is_told_from_one_that_runs(cli: Cli) -> None:
+    [id] = cli.submit("work")
+
+    async def claimed(engine: Engine, *, begun: bool) -> None:
+        await engine.join(Joining(worker="w", queues=("default",), types={"work": TypeSettings()}))
+        [task] = (await engine.claim("w", 1, ["default"], Room(1))).tasks
+        if begun:
+            assert await engine.checkpoint([Checkpoint(task=task.id, worker="w", token=task.token, started_after=0)]) == ()
+
+    for begun, note in ((False, "claimed, not begun"), (True, "")):
+        cli.do(partial(claimed, begun=begun))
+        assert cli.ok("task", "list").lines[0].split("\t")[-1] == note
+        assert (cli.ok("task", "get", id, "--json").objects[0]["started_at"] is not None) is begun

@@ -50,6 +50,8 @@ def _task_note(task: Task) -> str:
         return f"at {when(task.run_at)}"
     if task.state is State.WAITING and task.open_edges:
         return f"for {task.open_edges} task{'' if task.open_edges == 1 else 's'}"
+    if task.state is State.RUNNING and task.started_at is None:
+        return "claimed, not begun"
     if task.state is State.RUNNING and task.progress is not None:
         return f"{task.progress.value:.0%} {task.progress.message}"[:120]
     return ""

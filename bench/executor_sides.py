@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
@@ -71,7 +72,7 @@ class Feed:
 class Alone:
     """No task here runs in a process of its own."""
 
-    async def attempt(self, running: Running) -> NoReturn:
+    async def attempt(self, running: Running, begin: Callable[[], bool]) -> NoReturn:
         raise AssertionError(running.claimed.type)
 
 

@@ -22,12 +22,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
-from contextvars import Context, copy_context
-from queue import SimpleQueue
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
@@ -37,8 +33,10 @@ from taskmill.engine import Claimed, Ending, Outcome
 from taskmill.task import ErrorInfo
 from taskmill.worker.attempt import CANCELLED, LEASE_LOST, STOPPING, TIMEOUT, Running, attempt_async, attempt_sync, ended, unbegun
 from taskmill.worker.board import Board
+from taskmill.worker.lines import Line
 from taskmill.worker.process import keep_standard_streams
 from taskmill.worker.stats import Stats
+from taskmill.worker.threads import Threads
 
 if TYPE_CHECKING:
     from taskmill.app import App
@@ -70,38 +68,6 @@ class Isolation(Protocol):
     """Where attempts run in processes of their own."""
 
     async def attempt(self, running: Running, begin: Callable[[], bool]) -> Outcome | None: ...
-
-
-class Line:
-    """What waits for a slot, by priority and then in the order of claiming. Threads and the loop may take from it at once."""
-
-    def __init__(self) -> None:
-        self._waiting: tuple[deque[Running], ...] = (deque(), deque(), deque(), deque())
-
-    def __len__(self) -> int:
-        low, normal, high, critical = self._waiting
-        return len(low) + len(normal) + len(high) + len(critical)
-
-    def add(self, running: Running) -> None:
-        self._waiting[running.claimed.priority].append(running)
-
-    def take(self) -> Running | None:
-        for priority in (3, 2, 1, 0):
-            if waiting := self._waiting[priority]:
-                try:
-                    return waiting.popleft()
-                except IndexError:  # a thread was faster
-                    continue
-        return None
-
-    def head(self) -> tuple[int, int]:
-        """Priority and age of the first; (-1, 0) when nobody waits."""
-        for priority in (3, 2, 1, 0):
-            try:
-                return priority, -self._waiting[priority][0].claimed.token
-            except IndexError:
-                continue
-        return -1, 0
 
 
 class Executor:
@@ -437,70 +403,3 @@ def _waited(running: Running) -> int | None:
     """From ready to begun: until the claim by the store's clock, from there on by ours."""
     claimed = running.claimed
     return max(0, claimed.claimed_at - claimed.ready_at) + running.started - running.received if claimed.ready_at else None
-
-
-class Threads:
-    """Threads that wait for a slot. They start when first needed, and end with the process: a handler that never returns holds its thread for ever."""
-
-    def __init__(
-        self,
-        work: Callable[[Callable[[], None], Callable[[Running, Outcome], None]], None],
-        collect: Callable[[list[tuple[Running, Outcome]], int], None],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._work = work
-        self._collect = collect
-        self._loop = loop
-        self._slots: SimpleQueue[None] = SimpleQueue()
-        self._done: deque[tuple[Running, Outcome] | None] = deque()
-        self._told = False
-        self._started = 0
-        self._woken = 0
-        self._arrived: deque[None] = deque()
-        self.awake = 0
-
-    @property
-    def coming(self) -> int:
-        """Slots whose thread has not yet looked for a task."""
-        return self._woken - len(self._arrived)
-
-    def wake(self) -> None:
-        """One more slot for a thread."""
-        self._woken += 1
-        self.awake += 1
-        if self.awake > self._started:
-            self._started += 1
-            threading.Thread(target=self._run, name=f"taskmill-handler-{self._started}", daemon=True).start()
-        self._slots.put(None)
-
-    def _run(self) -> None:
-        while True:
-            self._slots.get()
-            Context().run(self._work, self._arrive, self._tell)  # what a handler leaves in its context is not for the next one
-            self._done.append(None)
-            self._tell_loop()
-
-    def _arrive(self) -> None:
-        self._arrived.append(None)
-
-    def _tell(self, running: Running, outcome: Outcome) -> None:
-        self._done.append((running, outcome))
-        self._tell_loop()
-
-    def _tell_loop(self) -> None:
-        """Once until the loop has looked: what is done meanwhile comes along."""
-        if not self._told:
-            self._told = True
-            with suppress(RuntimeError):  # the loop is closed: it knows the last outcome, and nobody waits for the slot
-                self._loop.call_soon_threadsafe(self._look)
-
-    def _look(self) -> None:
-        self._told = False  # before reading: what is appended after it is told anew
-        for _ in range(len(self._arrived)):
-            self._arrived.popleft()
-            self._woken -= 1
-        done = [self._done.popleft() for _ in range(len(self._done))]
-        ended = [one for one in done if one is not None]
-        slots = len(done) - len(ended)
-        self.awake -= slots
-        self._collect(ended, slots)

@@ -17,8 +17,9 @@ from taskmill.engine import Ending, Outcome
 from taskmill.worker import executor as module
 from taskmill.worker.attempt import Running, ended
 from taskmill.worker.board import Board, Lease
-from taskmill.worker.executor import Executor, HandlerUnavailable, Threads
+from taskmill.worker.executor import Executor, HandlerUnavailable
 from taskmill.worker.stats import Stats
+from taskmill.worker.threads import Threads
 from tests.unit.worker.parts import claimed
 
 GENEROUS = 30.0

@@ -175,10 +175,10 @@ async def test_an_app_that_no_longer_imports_is_not_the_task_s_fault(yard: Yard)
     assert await yard.pid()
 
 
-@pytest.mark.parametrize(("line", "said"), [("os._exit(3)", "exit code 3"), ("time.sleep(60)", "not ready in a new process after 1s")])
-async def test_an_app_that_does_not_start_in_a_process_of_its_own(yard: Yard, line: str, said: str) -> None:
+@pytest.mark.parametrize(("line", "limit", "said"), [("os._exit(3)", MINUTE, "exit code 3"), ("time.sleep(60)", SECOND, "not ready in a new process after 1s")])
+async def test_an_app_that_does_not_start_in_a_process_of_its_own(yard: Yard, line: str, limit: int, said: str) -> None:
     yard.file.write_text(APP.replace("import time\n", f"import time\n{line}\n"))
-    yard.runners._start_limit = SECOND
+    yard.runners._start_limit = limit
     with pytest.raises(HandlerUnavailable, match=said):
         await yard.runners.attempt(yard.attempt("pid"), lambda: pytest.fail("it began"))
     assert yard.runners._all == set()

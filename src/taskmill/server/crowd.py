@@ -24,7 +24,7 @@ FILES = 256
 """Descriptors that are kept for the store, the log and whatever else is opened."""
 RESERVE = 64
 """Connections beyond the seats."""
-MOST_UNREAD = 96 << 20
+MOST_UNREAD = 64 << 20
 """Bytes of answers that callers have not read, over all of them."""
 SHARE = 4
 """One part of so many is for one address of another machine; callers on this machine may have all."""

@@ -9,6 +9,7 @@ looked up under it: a task of another tenant is as unknown as one that never was
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
@@ -24,12 +25,14 @@ from taskmill.operations import Operations, QueueInfo, QueueSettings, Tally
 from taskmill.server.access import Caller, Forbidden, Key, Keys, Scope, create_key, key_details, list_keys, new_key_id, revoke_key
 from taskmill.server.audit import Audit, Detail
 from taskmill.server.quotas import Quotas
-from taskmill.task import TERMINAL, UUID, Attempt, Edge, EdgeResult, Gone, NewTask, State, Task, check_id
+from taskmill.task import TERMINAL, UUID, Attempt, Edge, EdgeResult, Gone, NewTask, State, Task, check_id, sequence_of
 
 __all__ = ["Desk"]
 
 MOST_NOTED = 100
 """Ids that the audit log has of one step."""
+LOOKED_AT = 2_000
+"""Tasks and edges that are judged before others have their turn."""
 LOOKED_UP = 100
 """Tasks that are read at once to see whose they are: each may have half a megabyte."""
 
@@ -72,16 +75,21 @@ class Desk:
     async def submit_many(self, caller: Caller, tasks: Sequence[NewTask], durability: Durability | None = None) -> tuple[Submitted, ...]:
         """Any number; the answers in their order, refusals among them: one that is refused keeps no other from being stored."""
         caller.need(Scope.SUBMIT)
+        sequence_of(tasks)
         await self.quotas.submit(caller, tasks)
         refused: dict[int, TaskmillError] = {}
         sent: dict[int, NewTask] = {}
         known, beside = await self._known(caller, tasks), frozenset(new.id for new in tasks)
+        looked = 0
         for place, new in enumerate(tasks):
+            looked += 1 + len(new.edges)
+            if looked > LOOKED_AT:
+                looked = 0
+                await asyncio.sleep(0)
             try:
-                sent[place] = _allowed(caller, new)
                 _check_waits(new, known, beside)
+                sent[place] = _allowed(caller, new)
             except TaskmillError as error:
-                sent.pop(place, None)
                 refused[place] = error
         answers = dict(zip(sent, await self.operations.submit_many(list(sent.values()), durability=durability) if sent else (), strict=True))
         foreign = await self._foreign(caller, list(sent.values()), list(answers.values()))

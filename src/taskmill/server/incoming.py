@@ -23,7 +23,7 @@ from taskmill.server.problem import Refused
 
 __all__ = ["LARGE", "Body", "Held", "Share", "Unpacking", "check_values"]
 
-MOST_HELD = 64 << 20
+MOST_HELD = 48 << 20
 """Bytes of all bodies over `SMALL` that are read, parsed or answered now."""
 SMALL = 64 << 10
 """Bytes of a body that are not counted: they wait for nobody."""

@@ -13,7 +13,7 @@ from taskmill.task import NewTask
 __all__ = ["Arrived", "Taken"]
 
 TAKEN = 2_000
-"""Tasks of a stream that are stored and answered together."""
+"""Tasks and edges of a stream that are stored and answered together: what fits one by one is not refused for its company."""
 MOST_WAITING = 10_000
 MOST_BYTES = 4 << 20
 """Tasks that wait, and bytes of their payloads, before the stream is not read from."""
@@ -77,7 +77,9 @@ class Arrived:
             await self._stirred()
         read, level = self._messages.popleft()
         together = list(read)
-        while self._messages and self._messages[0].level == level and len(together) + len(self._messages[0].read) <= TAKEN:
+        weight = _weight(read)
+        while self._messages and self._messages[0].level == level and weight + _weight(self._messages[0].read) <= TAKEN:
+            weight += _weight(self._messages[0].read)
             together += self._messages.popleft().read
         self._waiting -= len(together)
         self._count(-_size(together))
@@ -96,3 +98,7 @@ class Arrived:
 
 def _size(read: Sequence[NewTask | Submitted]) -> int:
     return sum(len(each.payload) for each in read if isinstance(each, NewTask))
+
+
+def _weight(read: Sequence[NewTask | Submitted]) -> int:
+    return sum(1 + len(each.edges) if isinstance(each, NewTask) else 1 for each in read)

@@ -20,7 +20,7 @@ from taskmill.task import Task
 
 __all__ = ["page_of"]
 
-PAGE_SIZE = 8 << 20
+PAGE_SIZE = 4 << 20
 """Bytes of tasks after which a page ends."""
 
 

@@ -22,7 +22,7 @@ from taskmill.server.problem import Problem, invalid, problem_of
 from taskmill.server.rest.pages import page_of
 from taskmill.server.routes import Answer, Call, Handler, Nothing, Route
 from taskmill.server.shapes import Count, Cursor, Duration, DurationText, Id, Ids, Instant, Key, Limit, Name, RetryData, Share, StateWord, Tag, Version
-from taskmill.task import Edge, NewTask, OnFailure, State, Task, Unique, check_key, check_name, check_range
+from taskmill.task import MOST_BATCH_EDGES, Edge, NewTask, OnFailure, State, Task, Unique, check_key, check_name, check_range, sequence_of
 from taskmill.views import attempt_data, edge_data, task_data
 
 __all__ = ["ROUTES", "Conditions", "DeadBody", "filter_of", "tally_answer", "task_answer", "task_of", "which_of"]
@@ -214,7 +214,7 @@ async def _read_batch(call: Call[Nothing, BatchBody]) -> list[tuple[NewTask | No
     service = call.service
     new_id, limit, now = service.new_id, service.settings.payload_limit, service.engine.clock.now()
     found: list[tuple[NewTask | None, Any, Any]] = []
-    size = 0
+    size = edges = 0
     for number, item in enumerate(map(bytes, call.body.tasks), 1):
         size += len(item)
         if number % READ_AT_ONCE == 0 or size > BYTES_AT_ONCE:
@@ -225,10 +225,14 @@ async def _read_batch(call: Call[Nothing, BatchBody]) -> list[tuple[NewTask | No
             codec.sized(item, field="task", limit=limit + BESIDE_PAYLOAD)
             task, durability = task_of(read_task(item), new_id, payload_limit=limit, now=now)
             found.append((_traced(task, call.headers), durability, None))
+            edges += len(task.edges)
         except msgspec.ValidationError as error:
             found.append((None, None, problem_of(invalid(error, TaskBody.__struct_fields__))))
         except TaskmillError as error:
             found.append((None, None, problem_of(error)))
+        if edges > MOST_BATCH_EDGES:  # nothing more is made of it
+            sequence_of([task for task, _, _ in found if task is not None])
+    call.body.tasks.clear()  # the text of the body goes with them
     return found
 
 

@@ -180,3 +180,24 @@ async def test_a_rejected_child_of_a_sealed_parent(full: Engine, on_failure: OnF
     assert answer.status is Status.REJECTED
     await settle(full)
     assert await state(full, parent.id) is expected
+
+
+async def test_a_reserved_task_that_is_rejected_when_it_comes_holds_no_key(full: Engine, fresh: Status) -> None:
+    task = rejecting(1, idempotency_key="k")
+    await full.submit([task], reserved=True)
+    assert (await answer_to(full, task)).status is Status.REJECTED
+    assert (await answer_to(full, task)).status is Status.REJECTED
+    other = new(2, idempotency_key="k")
+    answer = await answer_to(full, other)
+    assert (answer.status, answer.id) == (fresh, other.id)
+
+
+@pytest.mark.parametrize("on_failure", [OnFailure.CANCEL, OnFailure.IGNORE])
+async def test_a_task_that_starts_a_rejected_one_and_waits_for_it(full: Engine, on_failure: OnFailure) -> None:
+    """The edge falls in that step, or in the next."""
+    one = await worker(full)
+    waiting = await submit_one(full)
+    claimed = await one.claim_one()
+    await one.done(claimed, ending=Ending.WAITING, then=(rejecting(1),), on_failure=on_failure.value)
+    await settle(full)
+    assert await state(full, waiting) is (State.CANCELLED if on_failure is OnFailure.CANCEL else State.PENDING)

@@ -9,7 +9,7 @@ import pytest
 from taskmill.clock import MINUTE, SECOND, ManualClock
 from taskmill.engine import Ending, Engine, Status, Submitted, Target
 from taskmill.errors import RateLimited
-from taskmill.task import NewTask, OnLimit, State
+from taskmill.task import Edge, NewTask, OnLimit, State, new_id
 from tests.conformance.tools import Worker, encode, ids_of, lose, new, record, state, submit, submit_many, submit_one, worker
 
 GRAIN = 20_000
@@ -319,3 +319,14 @@ async def test_the_record_and_the_claim_show_the_limits_as_given(engine: Engine)
     id = await submit_one(engine, limits=("both:7",), on_limit=OnLimit.REJECT, tenant="acme")
     assert (await record(engine, id)).limits == ("both:7",)
     assert (await one.claim_one()).limits == ("both:7",)
+
+
+async def test_what_is_refused_for_its_edges_counts_in_no_rate(engine: Engine) -> None:
+    await limit(engine, "rate", rate=1, window=MINUTE)
+    parent = new(sealed=True)
+    await submit(engine, parent)
+    for task in (rejecting("rate", edges=(Edge(new_id()),)), rejecting("rate", edges=(Edge(parent.id),), parent=Edge(parent.id))):
+        [answer] = await engine.submit([task])
+        assert answer.status is Status.REFUSED
+    await accepts(engine, 1, "rate")
+    await rejects(engine, "rate")

@@ -168,6 +168,8 @@ class _Batch:
             self._count_or_reject(draft)
         if draft.error is None:
             self._hold(draft)
+        else:
+            self._forget_key(resolved.new)
         return True
 
     def _is_known(self, draft: Draft, earlier: Draft) -> bool:
@@ -283,15 +285,22 @@ class _Batch:
         refused = True
         while refused:
             present = {draft.resolved.new.id for draft in self.drafts}
-            bad = {draft.place: error for draft in self.drafts if (error := self._edge_error(draft, present, children)) is not None}
-            for place, error in bad.items():
-                self._refuse(self.tasks[place], place, error)
+            bad = {draft.place: (draft, error) for draft in self.drafts if (error := self._edge_error(draft, present, children)) is not None}
+            for draft, error in bad.values():
+                self._refuse(draft, error)
             self.drafts = [draft for draft in self.drafts if draft.place not in bad]
             refused = bool(bad)
         self._refuse_cycles(children)
 
-    def _refuse(self, new: NewTask, place: int, error: TaskmillError) -> None:
-        self._answer(place, Status.REFUSED, new.id, error)
+    def _refuse(self, draft: Draft, error: TaskmillError) -> None:
+        """It holds no key, and what it counted at its submit is taken back."""
+        self._answer(draft.place, Status.REFUSED, draft.resolved.new.id, error)
+        self._forget_key(draft.resolved.new)
+        if draft.resolved.on_limit is OnLimit.REJECT and draft.error is None:
+            self._count(draft, -1)
+
+    def _forget_key(self, new: NewTask) -> None:
+        """The key may have been its own since it was reserved, or since it was judged."""
         if new.idempotency_key is not None:
             self.step.db.execute(queries.forget_dedupe, (new.tenant, new.type, new.idempotency_key, new.id))
 
@@ -333,7 +342,7 @@ class _Batch:
         stuck = circles(inside)
         for draft in self.drafts:
             if draft.resolved.new.id in stuck:
-                self._refuse(draft.resolved.new, draft.place, cycle())
+                self._refuse(draft, cycle())
         self.drafts = [draft for draft in self.drafts if draft.resolved.new.id not in stuck]
 
     # Into the store
@@ -376,8 +385,12 @@ class _Batch:
         if any(limit.room == 0 for limit in limits):
             draft.error = over_limit(self.step.now, self._room_again(draft))
             return
-        for limit in limits:
-            limit.count(1)
+        self._count(draft, 1)
+
+    def _count(self, draft: Draft, n: int) -> None:
+        for name in draft.resolved.limits:
+            limit = lanes.Limit(self.step, name)
+            limit.count(n)
             limit.save()
 
     def _room_again(self, draft: Draft) -> int | None:

@@ -12,12 +12,14 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+import apsw
 import pytest
 
 from taskmill.clock import ManualClock
 from taskmill.engine import Engine, Status
 from taskmill.engines import create
 from tests.conformance.tools import Store
+from tests.faults.invariants import miscounted
 from tests.servers.existing import Server
 from tests.servers.redis import Shared, empty
 from tests.servers.redis_cluster import RedisCluster
@@ -77,6 +79,15 @@ def store_url(request: pytest.FixtureRequest, variant: tuple[str, str]) -> str:
     return url
 
 
+def miscounted_at(url: str) -> list[str]:
+    """Whatever a test has done: the counts that every step of SQLite keeps are those of its tasks."""
+    db = apsw.Connection(url.removeprefix("sqlite:///"), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        return list(miscounted(db))
+    finally:
+        db.close()
+
+
 @pytest.fixture
 async def store(variant: tuple[str, str], store_url: str, clock: ManualClock) -> AsyncIterator[Store]:
     """An empty store; `await store.engine()` opens one more engine on it."""
@@ -85,6 +96,8 @@ async def store(variant: tuple[str, str], store_url: str, clock: ManualClock) ->
         yield store
     finally:
         await store.close()
+        if variant[0] == "sqlite":
+            assert miscounted_at(store_url) == []
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 
 import apsw
 
-__all__ = ["broken", "broken_at"]
+__all__ = ["broken", "broken_at", "miscounted"]
 
 PENDING, RUNNING, WAITING, COMPLETED = 0, 3, 4, 5
 FAR = 1 << 62
@@ -136,7 +136,7 @@ def _shut_lanes(db: apsw.Connection) -> Iterator[str]:
         for name in json.loads(text):
             opened[name] = opened.get(name, 0) + 1
     for lane, shut, text in db.execute("SELECT id, shut, limits FROM taskmill_lane WHERE shut IS NOT NULL"):
-        limit = "cap " * (shut < 0) + counters[abs(shut)][0] if abs(shut) in counters else None
+        limit = "cap " * (shut < 0) + counters[abs(shut)][0] if abs(shut) in counters else ""
         if limit not in json.loads(text):
             yield f"lane {lane} stands at limit {shut}, which is none of its own"
             continue
@@ -152,4 +152,23 @@ def _caps(db: apsw.Connection) -> dict[str, int | None]:
     return {name: json.loads(value).get("cap") for name, value in rows}
 
 
-CHECKS: tuple[Callable[[apsw.Connection], Iterator[str]], ...] = (_counters, _heads, _shut_lanes)
+def miscounted(db: apsw.Connection) -> Iterator[str]:
+    """What the kept counts say, and what there is."""
+    kept = set(
+        db.execute("""SELECT k.queue, k.type, k.priority, c.state, c.block, c.tasks FROM taskmill_count c JOIN taskmill_kind k ON k.id = c.kind
+        WHERE c.block >= 0 OR c.tasks <> 0""")
+    )
+    there = set(
+        db.execute("""SELECT queue, type, priority, state, seq >> 10, count(*) FROM taskmill_task GROUP BY 1, 2, 3, 4, 5
+        UNION ALL SELECT queue, type, priority, state, -1, count(*) FROM taskmill_task GROUP BY 1, 2, 3, 4""")
+    )
+    yield from (f"{row} is kept as a count and wrong" for row in sorted(kept - there))
+    yield from (f"{row} is not kept as a count" for row in sorted(there - kept))
+    older = """SELECT t.id FROM taskmill_task t JOIN taskmill_kind k USING (queue, type, priority) JOIN taskmill_count c ON c.kind = k.id
+        WHERE c.state = 0 AND c.block = -1 AND t.state = 0 AND t.ready_at < c.oldest"""
+    yield from (f"{task} is older than the oldest of its kind" for (task,) in db.execute(older))
+    outside = "SELECT t.id FROM taskmill_task t LEFT JOIN taskmill_span s ON s.block = t.seq >> 10 WHERE (t.created_at BETWEEN s.first AND s.last) IS NOT 1"
+    yield from (f"{task} was created outside of its block's span" for (task,) in db.execute(outside))
+
+
+CHECKS: tuple[Callable[[apsw.Connection], Iterator[str]], ...] = (_counters, _heads, _shut_lanes, miscounted)

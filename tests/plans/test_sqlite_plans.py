@@ -18,7 +18,7 @@ import pytest
 
 from taskmill.clock import SECOND, ManualClock
 from taskmill.engine import EVERYTHING, Durability, Filter
-from taskmill.engines.sqlite import inspect, migrate
+from taskmill.engines.sqlite import listing, migrate
 from taskmill.engines.sqlite import sql as sql_module
 from taskmill.engines.sqlite.connection import connect
 from taskmill.engines.sqlite.sql import load
@@ -32,7 +32,8 @@ HOT = ("pick", "claim", "finish", "edges", "lanes", "submit", "transitions", "st
 
 SCANS = {
     "edges.any_coming": "ends with the first row",
-    "inspect.counts": "a count of everything reads everything; answered from memory for five seconds, and on the reader's own connection",
+    "inspect.counts": "as many rows as there are kinds of tasks; how many of each is kept",
+    "listing.kinds": "as many rows as there are kinds of tasks",
     "inspect.worker_types": "as many rows as there are workers",
     "inspect.workers": "as many rows as there are workers",
     "inspect.registered": "as many rows as there are workers; what each holds and is told, by an index",
@@ -57,7 +58,7 @@ SCANS = {
 SORTS = {
     "claim.held": "asked for again after its answer was lost: as many rows as one claim gave",
     "pick.foreign_lanes": "DISTINCT over at most 100 rows",
-    "inspect.counts": "GROUP BY over everything, see above",
+    "inspect.due_counts": "what came due since maintenance last settled it",
 }
 
 BY_NUMBER = "INTEGER PRIMARY KEY (rowid=?)"
@@ -85,7 +86,7 @@ EXACT = {
     "lanes.best_shares": ["COVERING INDEX taskmill_stand_best (counter=? AND queue=?)"],
     "lanes.standing_top": ["COVERING INDEX taskmill_lane_shut (shut=? AND share=? AND top>?)"],
     "lanes.open_best": [BY_NUMBER, "COVERING INDEX taskmill_lane_shut (shut=? AND share=? AND top>?)"],
-    "lanes.due": ["INDEX taskmill_task_due (ready_at<?)"],
+    "lanes.due": ["INDEX taskmill_task_due (<expr>=? AND ready_at<?)"],
     "lanes.passed_windows": ["INDEX taskmill_counter_wake (wake_at>? AND wake_at<?)"],
     "lanes.used": ["PRIMARY KEY (counter=? AND at>?)"],
     "submit.dedupe": ["PRIMARY KEY (tenant=? AND type=? AND key=?)", f"{BY_ID} LEFT-JOIN"],
@@ -184,34 +185,83 @@ def test_every_statement_of_the_hot_path_that_reads_tasks_by_a_partial_index_nam
 # Filters
 
 
+BY_BLOCK = "SEARCH task USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"
 FILTERS: dict[str, tuple[Filter, str]] = {
-    "everything": (EVERYTHING, "SCAN task"),  # newest first, until the page is full
-    "dead": (Filter(states=frozenset({State.DEAD})), "SEARCH task USING INDEX taskmill_task_failed (state=?)"),
-    "cancelled": (Filter(states=frozenset({State.CANCELLED})), "SEARCH task USING INDEX taskmill_task_failed (state=?)"),
-    "tag": (Filter(tags={"customer": "acme"}), "SEARCH task USING INTEGER PRIMARY KEY (rowid=?)"),
-    "type": (Filter(types=frozenset({"mail"})), "SEARCH task USING INDEX taskmill_task_type (type=?)"),
-    "tenant": (Filter(tenant="acme"), "SEARCH task USING INDEX taskmill_task_tenant (tenant=?)"),
+    "everything": (EVERYTHING, "SEARCH task USING INTEGER PRIMARY KEY (rowid<?)"),  # newest first, until the page is full
+    "dead": (Filter(states=frozenset({State.DEAD})), "SEARCH task USING INDEX taskmill_task_failed (state=? AND seq<?)"),
+    "cancelled": (Filter(states=frozenset({State.CANCELLED})), "SEARCH task USING INDEX taskmill_task_failed (state=? AND seq<?)"),
+    "tag": (Filter(tags={"customer": "acme"}), "SEARCH taskmill_tag USING PRIMARY KEY (name=? AND value=? AND seq<?)"),
+    "type": (Filter(types=frozenset({"mail"})), "SEARCH task USING INDEX taskmill_task_type (type=? AND seq<?)"),
+    "tenant": (Filter(tenant="acme"), "SEARCH task USING INDEX taskmill_task_tenant (tenant=? AND seq<?)"),
+    **{state.value: (Filter(states=frozenset({state})), BY_BLOCK) for state in State if state not in {State.DEAD, State.CANCELLED}},
+    "failed": (Filter(states=frozenset({State.DEAD, State.CANCELLED})), BY_BLOCK),
+    "queue": (Filter(queues=frozenset({"letters"})), BY_BLOCK),
+    "types": (Filter(types=frozenset({"mail", "other"})), BY_BLOCK),
+    "type and state": (Filter(types=frozenset({"mail"}), states=frozenset({State.RUNNING})), BY_BLOCK),
+    "since": (Filter(created_from=1), BY_BLOCK),
+    "until": (Filter(created_to=1), BY_BLOCK),
+    "without a tenant": (Filter(tenant=""), BY_BLOCK),
 }
 
 
-@pytest.mark.parametrize("name", FILTERS)
-def test_a_filter_goes_by_its_index(stores: dict[str, apsw.Connection], name: str) -> None:
-    which, expected = FILTERS[name]
-    asked: list[str] = []
+@pytest.fixture
+def counted(stores: dict[str, apsw.Connection]) -> Iterator[apsw.Connection]:
+    """The store says that there are tasks of every state in its first block."""
+    db = stores["main"]
+    db.execute("SAVEPOINT counted")
+    db.execute("INSERT INTO taskmill_kind (id, queue, type, priority) VALUES (1, 'letters', 'mail', 1)")
+    for state in range(8):
+        db.execute("INSERT INTO taskmill_count (kind, state, block, tasks, oldest) VALUES (1, ?1, -1, 1, 0), (1, ?1, 0, 1, 0)", (state,))
+    db.execute("INSERT INTO taskmill_span (block, first, last) VALUES (0, 0, 9)")
+    yield db
+    db.execute("ROLLBACK TO counted")
+    db.execute("RELEASE counted")
+
+
+def asked(db: apsw.Connection, which: Filter) -> list[str]:
+    """The statements that read tasks for a list."""
+    statements: list[str] = []
 
     def note(cursor: Any, statement: str, bindings: Any) -> bool:
-        asked.append(statement)
+        statements.append(statement)
         return True
 
-    stores["main"].exec_trace = note
+    db.exec_trace = note
     try:
-        inspect.matching(stores["main"], which, None, 10, 0)
+        listing.matching(db, which, None, 10, 0)
     finally:
-        stores["main"].exec_trace = None
-    first, *others = plan_of(stores["main"], asked[0])
+        db.exec_trace = None
+    return [statement for statement in statements if statement.startswith("SELECT task.")]
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_filter_goes_by_its_index(counted: apsw.Connection, name: str) -> None:
+    which, expected = FILTERS[name]
+    [statement] = asked(counted, which)
+    first, *others = plan_of(counted, statement)
     assert first == expected
     assert not scanned(others)
     assert not any("TEMP B-TREE" in line for line in others)
+
+
+NOTHING = [
+    Filter(queues=frozenset({"unknown"})),
+    Filter(types=frozenset({"unknown", "another"})),
+    Filter(queues=frozenset({"letters"}), types=frozenset({"unknown"})),
+    Filter(created_from=10),
+    Filter(created_to=0),
+]
+
+
+@pytest.mark.parametrize("which", NOTHING)
+def test_a_filter_that_nothing_matches_reads_no_task(counted: apsw.Connection, which: Filter) -> None:
+    assert asked(counted, which) == []
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.RETRYING, State.COMPLETED])
+def test_a_state_that_no_task_is_in_reads_no_task(counted: apsw.Connection, state: State) -> None:
+    counted.execute("UPDATE taskmill_count SET tasks = 0 WHERE state IN (2, 3, 5)")
+    assert asked(counted, Filter(states=frozenset({state}))) == []
 
 
 @pytest.mark.parametrize("index", re.findall(r"CREATE INDEX (\w+)", (PACKAGE / "migrations" / "0001_first.sql").read_text(encoding="utf-8")))

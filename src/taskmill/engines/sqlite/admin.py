@@ -26,7 +26,7 @@ from taskmill.engines.rows import (
     state_name,
 )
 from taskmill.engines.sqlite import edges, lanes
-from taskmill.engines.sqlite.inspect import matching
+from taskmill.engines.sqlite.listing import matching
 from taskmill.engines.sqlite.recover import purge
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
@@ -151,6 +151,7 @@ def _open_again(moves: Moves, row: Row, from_start: bool, lane: int) -> None:
     step.db.execute(queries.add_expiry, (row.seq,))
     if row.flags & ORDERED:
         step.db.execute(queries.add_ordered, (lane, row.seq))
+    moves.count(row, state, ready_at)
     row.state = state
     row.version += 1
     step.woke = True

@@ -131,7 +131,7 @@ def answer(taken: Taken) -> Claim:
 def _claimed(worker: str, row: Found, token: int, claimed_at: int, raised: int, limits: tuple[str, ...], extras: Extras) -> Claimed:
     (
         _, task, type_name, queue, priority, ready_at, version, executions, failures, crashes, flags, created_at, expires_at, tenant, must_end, phase, _,
-        payload, retry, timeout, max_crashes, text,
+        payload, retry, timeout, max_crashes, text, _,
     ) = row  # fmt: skip
     meta = handlers_meta(text)
     return Claimed(  # by place: by name it costs four times as much, for every task

@@ -6,7 +6,7 @@ UPDATE taskmill_worker SET request = ? WHERE id = ?;
 
 -- name: held
 SELECT t.seq, t.id, t.type, t.queue, t.priority, t.ready_at, t.version, t.executions, t.failures, t.crashes, t.flags, t.created_at, t.expires_at, t.tenant,
-  t.must_end, t.phase, t.lane, b.payload, b.retry, b.timeout, b.max_crashes, b.meta, t.token, t.claimed_at
+  t.must_end, t.phase, t.lane, b.payload, b.retry, b.timeout, b.max_crashes, b.meta, t.state, t.token, t.claimed_at
 FROM taskmill_task t INDEXED BY taskmill_task_held JOIN taskmill_body b USING (seq) WHERE t.worker = ? AND t.request = ? AND t.state = 3 ORDER BY t.token;
 
 -- name: next_plain

@@ -28,7 +28,7 @@ SELECT t.id, e.child_id FROM taskmill_task t JOIN taskmill_edge e INDEXED BY tas
 WHERE t.id IN (SELECT value FROM json_each(?)) LIMIT ?;
 
 -- name: row
-SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end
+SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end, priority
 FROM taskmill_task WHERE seq = ?;
 
 -- name: failed_edge
@@ -40,4 +40,4 @@ UPDATE taskmill_task SET open_edges = 0 WHERE seq = ?;
 -- name: waiting
 -- Without a deadline, and which of them nothing will wake: no open edge, no seal (64), no signal (128).
 SELECT t.seq, t.flags & 192 = 0 AND NOT EXISTS (SELECT 1 FROM taskmill_edge e INDEXED BY taskmill_edge_open WHERE e.parent = t.seq AND e.outcome IS NULL)
-FROM taskmill_task t INDEXED BY taskmill_task_due WHERE t.state = 4 AND t.ready_at = 4611686018427387904 AND t.seq > ? ORDER BY t.seq LIMIT ?;
+FROM taskmill_task t INDEXED BY taskmill_task_due WHERE t.state = 4 AND (t.lane < 0 AND t.state < 3) = 0 AND t.ready_at = 4611686018427387904 AND t.seq > ? ORDER BY t.seq LIMIT ?;

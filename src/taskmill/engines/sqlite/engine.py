@@ -156,7 +156,7 @@ class SQLiteEngine:
 
     def _committed(self, step: Step) -> None:
         """Tell those who wait for what this commit brought."""
-        kinds = {kind for kind, happened in (("work", step.woke), ("wait", step.ended), ("events", step.has_events)) if happened}
+        kinds = {kind for kind, happened in (("work", step.woke), ("wait", step.ended), ("events", step.events > 0)) if happened}
         if kinds:
             self._waker.wake(kinds)
 

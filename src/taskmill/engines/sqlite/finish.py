@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from copy import copy
 from operator import itemgetter
@@ -34,6 +35,7 @@ from taskmill.engines.rows import (
     json_text,
 )
 from taskmill.engines.sqlite import edges
+from taskmill.engines.sqlite.counting import BLOCK
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.submit import submit, unknown_edge
@@ -93,8 +95,10 @@ def _finish_plain(step: Step, moves: Moves, outcomes: Sequence[Outcome]) -> Sequ
     ended = step.db.executemany(
         queries.complete_plain, [(step.now, outcome.started_after, outcome.task, outcome.token, outcome.worker) for outcome in plain]
     ).fetchall()
-    for _, seq, flags, lane in ended:
+    for _, seq, flags, lane, *_ in ended:
         moves.completed(seq, flags, lane)
+    counting = step.counting
+    counting.moved(Counter((counting.kind(*row[4:]), RUNNING, row[1] >> BLOCK) for row in ended), COMPLETED)
     seqs = {row[0]: row[1] for row in ended}  # by token: an older lease of the same task may stand in the same batch
     _keep_results(step, [(seqs[outcome.token], outcome.result) for outcome in plain if outcome.token in seqs])
     return [outcome for outcome in outcomes if outcome.token not in seqs or outcome.ending is not Ending.COMPLETED]
@@ -102,13 +106,14 @@ def _finish_plain(step: Step, moves: Moves, outcomes: Sequence[Outcome]) -> Sequ
 
 def _finish_known(step: Step, moves: Moves, plain: Sequence[Outcome]) -> bool:
     """All of them at once, if every row is still as this process claimed it: found by number, nothing read back. Else nothing is done."""
-    rows, touched, results = [], [], []
+    rows, touched, results, counted = [], [], [], []
     now, leases = step.now, step.leases
     for outcome in plain:
         lease = leases.pop(outcome.token, None)
         if lease is None or lease[1] != outcome.task or lease[2] & ~CARELESS:
             return False
         rows.append((now, outcome.started_after, lease[0], outcome.token, outcome.worker, lease[2]))
+        counted.append((lease[4], RUNNING, lease[0] >> BLOCK))
         if lease[2] or lease[3] > 0:
             touched.append(lease)
         if outcome.result is not None:
@@ -122,7 +127,8 @@ def _finish_known(step: Step, moves: Moves, plain: Sequence[Outcome]) -> bool:
         step.db.execute("ROLLBACK TO known")
     step.db.execute("RELEASE known")
     if complete:
-        for seq, _, flags, lane in touched:
+        step.counting.moved(Counter(counted), COMPLETED)
+        for seq, _, flags, lane, _ in touched:
             moves.completed(seq, flags, lane)
         _keep_results(step, results)
     return complete

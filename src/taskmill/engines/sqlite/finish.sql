@@ -2,7 +2,7 @@
 -- Flags that an end does not care about: ordered (1), its own edges (16), others' edges (32), checkpoints (512). `+state`: not the index on states, but the one on id.
 UPDATE taskmill_task SET state = 5, finished_at = ?1, updated_at = ?1, started_at = claimed_at + ?2, version = version + 1
 WHERE id = ?3 AND token = ?4 AND worker = ?5 AND +state = 3 AND flags & ~561 = 0
-RETURNING token, seq, flags, lane;
+RETURNING token, seq, flags, lane, queue, type, priority;
 
 -- name: complete_known
 -- As it was when this process claimed it, down to its flags.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 from taskmill.engine import Count, Filter, Item, Page, Term, WorkerInfo
 from taskmill.engines.rows import (
     CANCEL,
-    COMPLETED,
+    FAR,
     NUMBERS,
     ON_FAILURE,
     PENDING,
@@ -20,7 +21,6 @@ from taskmill.engines.rows import (
     STATES,
     SUSPECT,
     UNWIND,
-    WAITING,
     Meta,
     decode_error,
     decode_meta,
@@ -30,15 +30,14 @@ from taskmill.engines.rows import (
     shown_lane,
     state_name,
 )
-from taskmill.engines.sqlite.sql import Database, load
-from taskmill.errors import Expired, InvalidInput, NotFound
+from taskmill.engines.sqlite.listing import matching
+from taskmill.engines.sqlite.sql import Database, load, one_moment
+from taskmill.errors import Expired, NotFound
 from taskmill.task import DEFAULT_DEDUPE_WINDOW, Attempt, EdgeResult, Gone, State, Task
 
-__all__ = ["attempts", "counts", "edges", "ended", "get", "items", "list_tasks", "matching", "registered"]
+__all__ = ["attempts", "counts", "edges", "ended", "get", "items", "list_tasks", "registered"]
 
 queries = load("inspect.sql")
-
-MOST_ROWS = 1_000
 
 
 def get(db: Database, ids: Sequence[str], now: int) -> tuple[Task | Gone | None, ...]:
@@ -107,61 +106,6 @@ def list_tasks(db: Database, which: Filter, after: str | None, n: int, now: int)
     return Page(tuple(task for task in get(db, ids, now) if isinstance(task, Task)), cursor)
 
 
-def matching(db: Database, which: Filter, after: str | None, n: int, now: int) -> tuple[list[str], str | None]:
-    """Ids of the tasks that match, newest first, and where to go on."""
-    if not 0 < n <= MOST_ROWS:
-        raise InvalidInput(f"{n} is out of range", code="out_of_range", field="n", hint=f"1 to {MOST_ROWS}")
-    conditions, bindings = _conditions(which, now)
-    if after is not None:
-        if not (after.isascii() and after.isdecimal() and int(after) < 1 << 63):
-            raise InvalidInput(f"{after!r:.40} is not a cursor", code="invalid_cursor", field="after", hint="pass on what the page before answered")
-        conditions.append("task.seq < ?")
-        bindings.append(int(after))
-    where = " AND ".join(conditions) or "1"
-    rows = db.execute(f"SELECT task.seq, task.id FROM taskmill_task task WHERE {where} ORDER BY task.seq DESC LIMIT ?", (*bindings, n)).fetchall()
-    return [task for _, task in rows], str(rows[-1][0]) if len(rows) == n else None
-
-
-def _conditions(which: Filter, now: int) -> tuple[list[str], list[Any]]:
-    """Fixed texts only; what the caller gave is bound, never written into the statement."""
-    conditions: list[str] = []
-    bindings: list[Any] = []
-    if which.states:
-        texts = []
-        for state in which.states:
-            text, values = _state_condition(state, now)
-            texts.append(text)
-            bindings += values
-        conditions.append(f"({' OR '.join(texts)})")
-    for column, names in (("type", which.types), ("queue", which.queues)):
-        if names:
-            conditions.append(f"task.{column} IN ({', '.join('?' * len(names))})")
-            bindings += sorted(names)
-    if which.tenant is not None:
-        conditions.append("task.tenant = ? AND task.tenant <> ''" if which.tenant else "task.tenant = ?")
-        bindings.append(which.tenant)
-    for name, value in which.tags.items():
-        conditions.append("task.seq IN (SELECT seq FROM taskmill_tag WHERE name = ? AND value = ?)")
-        bindings += [name, value]
-    for text, moment in (("task.created_at >= ?", which.created_from), ("task.created_at < ?", which.created_to)):
-        if moment is not None:
-            conditions.append(text)
-            bindings.append(moment)
-    return conditions, bindings
-
-
-def _state_condition(state: State, now: int) -> tuple[str, list[int]]:
-    number = NUMBERS[state]
-    if number == PENDING:
-        return "(task.state = 0 OR task.state IN (1, 2, 4) AND task.ready_at <= ?)", [now]
-    if number in (SCHEDULED, RETRYING, WAITING):
-        return "(task.state = ? AND task.ready_at > ?)", [number, now]
-    if number == COMPLETED:
-        return "task.state = 5", []
-    # With its number in the text, so that the partial index of that state is seen to hold it.
-    return f"(task.state = {number} AND task.state >= 6)" if number > COMPLETED else f"task.state = {number}", []
-
-
 # One task
 
 
@@ -211,18 +155,40 @@ def ended(db: Database, ids: Iterable[str], now: int) -> dict[str, State | None]
 
 
 def counts(db: Database, now: int) -> tuple[Count, ...]:
+    with one_moment(db):
+        return _counts(db, now)
+
+
+def _counts(db: Database, now: int) -> tuple[Count, ...]:
+    """From what every step keeps. Tasks whose time has come since, and that no step has touched, are looked up: few, because maintenance settles them."""
     types = {name for (text,) in db.execute(queries.worker_types) for name in decode_names(text)}
-    found: dict[tuple[str, str, int, State], tuple[int, int | None]] = {}
-    for queue, type_name, priority, state, due, tasks, oldest in db.execute(queries.counts, (now,)):
-        name = State.PENDING if due and state in (SCHEDULED, RETRYING, WAITING) else STATES[state]
-        key = (queue, type_name, priority, name)
-        before, age = found.get(key, (0, None))
-        ages = [moment for moment in (age, oldest) if moment is not None and name is State.PENDING]
-        found[key] = (before + tasks, min(ages, default=None))
+    tasks: Counter[tuple[str, str, int, State]] = Counter()
+    oldest: dict[tuple[str, str, int], int] = {}
+    for queue, type_name, priority, state, kept, bound in db.execute(queries.counts).fetchall():
+        tasks[queue, type_name, priority, STATES[state]] += kept
+        if state == PENDING:
+            oldest[queue, type_name, priority] = _oldest(db, queue, type_name, priority, bound, now)
+    for queue, type_name, priority, state, due, age in db.execute(queries.due_counts, (now,)):
+        tasks[queue, type_name, priority, STATES[state]] -= due
+        tasks[queue, type_name, priority, State.PENDING] += due
+        oldest[queue, type_name, priority] = min(age, oldest.get((queue, type_name, priority), FAR))
     return tuple(
-        Count(queue=q, type=t, priority=p, state=s, tasks=n, oldest=oldest, no_worker=s is State.PENDING and t not in types)
-        for (q, t, p, s), (n, oldest) in sorted(found.items())
-    )
+        Count(
+            queue=q, type=t, priority=p, state=s, tasks=n,
+            oldest=oldest[q, t, p] if s is State.PENDING else None, no_worker=s is State.PENDING and t not in types,
+        )
+        for (q, t, p, s), n in sorted(tasks.items()) if n > 0
+    )  # fmt: skip
+
+
+def _oldest(db: Database, queue: str, type_name: str, priority: int, bound: int, now: int) -> int:
+    """When the first pending task of a kind became ready: the plain line is read from the age before which there is none, lanes by their heads."""
+    found = [
+        row[0]
+        for statement in (queries.oldest_plain, queries.oldest_in_lanes)
+        if (row := db.execute(statement, (queue, type_name, priority, bound)).fetchone()) is not None and row[0] is not None
+    ]
+    return min(found, default=now)
 
 
 def items(db: Database, kind: str) -> tuple[Item, ...]:

@@ -22,7 +22,22 @@ SELECT e.child_id, e.on_failure, e.outcome, CASE WHEN e.kept THEN e.result ELSE 
 WHERE e.parent = (SELECT seq FROM taskmill_task WHERE id = ?) AND e.number > ? ORDER BY e.number LIMIT ?;
 
 -- name: counts
-SELECT queue, type, priority, state, ready_at <= ?1 AS due, count(*), min(ready_at) FROM taskmill_task GROUP BY 1, 2, 3, 4, 5;
+SELECT k.queue, k.type, k.priority, s.value, c.tasks, c.oldest FROM taskmill_kind k CROSS JOIN json_each('[0,1,2,3,4,5,6,7]') s
+CROSS JOIN taskmill_count c ON c.kind = k.id AND c.state = s.value AND c.block = -1 WHERE c.tasks > 0;
+
+-- name: due_counts
+SELECT queue, type, priority, state, count(*), min(ready_at) FROM taskmill_task INDEXED BY taskmill_task_due
+WHERE (state > 0 AND state < 3 OR state = 4) AND (lane < 0 AND state < 3) IN (0, 1) AND ready_at <= ? GROUP BY 1, 2, 3, 4;
+
+-- name: oldest_plain
+SELECT ready_at FROM taskmill_task INDEXED BY taskmill_task_plain
+WHERE lane = -(SELECT id FROM taskmill_queue WHERE name = ?1) AND lane < 0 AND priority = ?3 AND state <= 2 AND ready_at >= ?4 AND +state = 0 AND type = ?2
+ORDER BY ready_at LIMIT 1;
+
+-- name: oldest_in_lanes
+SELECT min((SELECT t.ready_at FROM taskmill_task t INDEXED BY taskmill_task_lane
+  WHERE t.lane = l.id AND t.lane > 0 AND t.priority = ?3 AND t.state = 0 AND t.type = ?2 AND t.ready_at >= ?4 ORDER BY t.ready_at LIMIT 1))
+FROM taskmill_lane l WHERE l.queue = (SELECT id FROM taskmill_queue WHERE name = ?1) AND +l.top IS NOT NULL;
 
 -- name: worker_types
 SELECT types FROM taskmill_worker;
@@ -56,5 +71,5 @@ UPDATE taskmill_store SET listen_until = max(listen_until, ?);
 SELECT coalesce(max(number), 0), coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'taskmill_event'), 0) FROM taskmill_event;
 
 -- name: stuck
-SELECT id FROM taskmill_task t INDEXED BY taskmill_task_due WHERE t.state = 4 AND t.ready_at = 4611686018427387904 AND t.flags & 192 = 0
+SELECT id FROM taskmill_task t INDEXED BY taskmill_task_due WHERE t.state = 4 AND (t.lane < 0 AND t.state < 3) = 0 AND t.ready_at = 4611686018427387904 AND t.flags & 192 = 0
   AND NOT EXISTS (SELECT 1 FROM taskmill_edge e INDEXED BY taskmill_edge_open WHERE e.parent = t.seq AND e.outcome IS NULL) LIMIT ?;

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from taskmill.engines.rows import FAR, PENDING, facts
+from taskmill.engines.rows import FAR, PENDING, WAITING, facts
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.events import Kind
@@ -257,18 +257,33 @@ def give_back(step: Step, ended: dict[int, int]) -> None:
 def open_due(step: Step) -> bool:
     """What time alone has changed: delayed tasks in lanes that are due, deadlines of waits, windows that have room. Bounded; True if there is more."""
     slice_ = 500
-    due = step.db.execute(queries.due, (step.now, slice_)).fetchall()
-    if due:
-        step.db.executemany(queries.make_due, [(step.now, row[7]) for row in due])
-        refresh(step, {row[0] for row in due if row[0] > 0})
-    for _, task, type_name, queue, tenant, version, waited, _ in due:
-        if waited:
-            step.event(Kind.READY, task, version, facts(type_name, queue, tenant))
+    due = _make_due(step, slice_, plain=False)
     passed = step.db.execute(queries.passed_windows, (step.now, slice_)).fetchall()
     for number, name in passed:
         step.db.execute(queries.wake_at, (None, number))
         wake(step, Limit(step, name))
-    return len(due) == slice_ or len(passed) == slice_
+    return due == slice_ or len(passed) == slice_
+
+
+def settle_plain(step: Step, n: int) -> None:
+    """Delayed tasks of plain lines that came due are pending by their row, too. A claim does not need it; counts then need not look for them."""
+    _make_due(step, n, plain=True)
+
+
+def _make_due(step: Step, n: int, *, plain: bool) -> int:
+    due = step.db.execute(queries.due, (plain, step.now, n)).fetchall()
+    if not due:
+        return 0
+    step.db.executemany(queries.make_due, [(step.now, row[6]) for row in due])
+    counting = step.counting
+    for _, task, type_name, queue, tenant, version, seq, priority, state, ready_at in due:
+        kind = counting.kind(queue, type_name, priority)
+        counting.left(kind, state, seq)
+        counting.came(kind, PENDING, seq, step.now if state == WAITING else ready_at)
+        if state == WAITING:
+            step.event(Kind.READY, task, version, facts(type_name, queue, tenant))
+    refresh(step, {row[0] for row in due if row[0] > 0})
+    return len(due)
 
 
 def next_due(step: Step) -> int | None:

@@ -84,8 +84,8 @@ UPDATE taskmill_lane SET shut = NULL WHERE id IN (
 RETURNING id;
 
 -- name: due
-SELECT lane, id, type, queue, tenant, version + (state = 4), state = 4, seq FROM taskmill_task INDEXED BY taskmill_task_due
-WHERE (lane > 0 AND state > 0 AND state < 3 OR state = 4) AND ready_at <= ? ORDER BY ready_at LIMIT ?;
+SELECT lane, id, type, queue, tenant, version + (state = 4), seq, priority, state, ready_at FROM taskmill_task INDEXED BY taskmill_task_due
+WHERE (state > 0 AND state < 3 OR state = 4) AND (lane < 0 AND state < 3) = ?1 AND ready_at <= ?2 ORDER BY ready_at LIMIT ?3;
 
 -- name: make_due
 -- A delayed task that came due reads as pending already: only the end of a wait is a change that others can see.
@@ -96,5 +96,5 @@ WHERE seq = ?2;
 SELECT id, name FROM taskmill_counter INDEXED BY taskmill_counter_wake WHERE wake_at IS NOT NULL AND wake_at <= ? ORDER BY wake_at LIMIT ?;
 
 -- name: next_due
-SELECT min(ready_at) FROM taskmill_task INDEXED BY taskmill_task_due WHERE lane > 0 AND state > 0 AND state < 3 OR state = 4
+SELECT min(ready_at) FROM taskmill_task INDEXED BY taskmill_task_due WHERE (state > 0 AND state < 3 OR state = 4) AND (lane < 0 AND state < 3) = 0
 UNION ALL SELECT min(wake_at) FROM taskmill_counter INDEXED BY taskmill_counter_wake WHERE wake_at IS NOT NULL;

@@ -7,12 +7,15 @@ from collections.abc import Callable
 import apsw
 
 from taskmill.clock import Clock
+from taskmill.engines.sqlite.scoping import scope
 from taskmill.engines.sqlite.sql import Database, migrations
 from taskmill.engines.sqlite.step import EPOCH
 from taskmill.errors import WrongStore
 
 __all__ = ["applied", "migrate", "newest", "pending", "verify"]
 
+SCOPED = 4
+"""The migration whose rows move by the lanes' own rules."""
 LEDGER = "CREATE TABLE IF NOT EXISTS taskmill_migration (number INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)"
 
 
@@ -61,6 +64,8 @@ def migrate(db: Database, clock: Clock, report: Callable[[str], None] = lambda _
 def _apply(db: Database, number: int, name: str, statements: str, now: int) -> None:
     db.execute(LEDGER)
     db.execute(statements).fetchall()
+    if number == SCOPED:
+        scope(db, now)
     if number == 1:
         db.execute("INSERT INTO taskmill_store (one, token, created_at) VALUES (1, ?, ?)", (max(now - EPOCH, 0), now)).fetchall()
     db.execute("INSERT INTO taskmill_migration (number, name, applied_at) VALUES (?, ?, ?)", (number, name, now)).fetchall()

@@ -19,8 +19,9 @@ from typing import Any
 import msgspec
 
 from taskmill.engine import Room
-from taskmill.engines.rows import CHECKPOINTS, SIGNALS, decode_names, encode_names, facts
+from taskmill.engines.rows import CHECKPOINTS, PENDING, RUNNING, SIGNALS, decode_names, encode_names, facts
 from taskmill.engines.sqlite import lanes
+from taskmill.engines.sqlite.counting import BLOCK
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, read_rows
@@ -42,12 +43,13 @@ _SEQ_LAST = itemgetter(4)
 
 Found = tuple[Any, ...]
 # seq, id, type, queue, priority, ready_at, version, executions, failures, crashes, flags, created_at, expires_at, tenant, must_end, phase, lane,
-# payload, retry, timeout, max_crashes, meta
-SEQ, ID, TYPE, QUEUE, READY_AT, VERSION, EXECUTIONS, FLAGS = 0, 1, 2, 3, 5, 6, 7, 10
-EXPIRES_AT, TENANT, MUST_END, LANE, PAYLOAD, META = 12, 13, 14, 16, 17, 21
+# payload, retry, timeout, max_crashes, meta, state
+SEQ, ID, TYPE, QUEUE, PRIORITY, READY_AT, VERSION, EXECUTIONS, FLAGS = 0, 1, 2, 3, 4, 5, 6, 7, 10
+EXPIRES_AT, TENANT, MUST_END, LANE, PAYLOAD, META, STATE = 12, 13, 14, 16, 17, 21, 22
 
 
 _type, _flags, _expires_at, _payload, _meta = map(itemgetter, (TYPE, FLAGS, EXPIRES_AT, PAYLOAD, META))
+_kind = itemgetter(QUEUE, TYPE, PRIORITY)
 
 
 class Batch(msgspec.Struct):
@@ -186,6 +188,10 @@ class Picker:
                 target = step.lane_id(lane.queue, step.share_name(lane.share), lane.limits, "", row[TYPE])
                 stirred.add(row[LANE])
             moved.append((target, step.now, row[SEQ]))
+            if row[STATE] != PENDING:
+                kind = step.counting.kind(*_kind(row))
+                step.counting.left(kind, row[STATE], row[SEQ])
+                step.counting.came(kind, PENDING, row[SEQ], row[READY_AT])
             stirred.add(target)
         step.db.executemany(queries.move, moved)
         lanes.refresh(step, stirred)
@@ -201,7 +207,10 @@ class Picker:
         started = [(token, worker, request, now, row[SEQ]) for token, row in zip(tokens, rows, strict=True)]
         started.sort(key=_SEQ_LAST)  # in the order of the table, so that neighbours are written together
         step.db.executemany(queries.start, started)
-        step.leases.update(zip(tokens, [(row[SEQ], row[ID], row[FLAGS], row[LANE]) for row in rows], strict=True))
+        kinds = [step.counting.kind(*key) for key in map(_kind, rows)]
+        step.counting.moved(Counter((kind, row[STATE], row[SEQ] >> BLOCK) for kind, row in zip(kinds, rows, strict=True)), RUNNING)
+        leases = [(row[SEQ], row[ID], row[FLAGS], row[LANE], kind) for kind, row in zip(kinds, rows, strict=True)]
+        step.leases.update(zip(tokens, leases, strict=True))
         self.taken.append(Batch(rows, tokens, now, 1))
         if any(map(_flags, rows)):
             self.flagged = True

@@ -1,13 +1,13 @@
 -- name: plain
 SELECT t.seq, t.id, t.type, t.queue, t.priority, t.ready_at, t.version, t.executions, t.failures, t.crashes, t.flags, t.created_at, t.expires_at, t.tenant,
-  t.must_end, t.phase, t.lane, b.payload, b.retry, b.timeout, b.max_crashes, b.meta
+  t.must_end, t.phase, t.lane, b.payload, b.retry, b.timeout, b.max_crashes, b.meta, t.state
 FROM taskmill_task t INDEXED BY taskmill_task_plain JOIN taskmill_body b USING (seq)
 WHERE t.lane = ?1 AND t.lane < 0 AND t.priority = ?2 AND t.state <= 2 AND t.ready_at <= ?3 AND (t.ready_at, t.seq) > (?4, ?5)
 ORDER BY t.ready_at, t.seq LIMIT ?6;
 
 -- name: lane
 SELECT t.seq, t.id, t.type, t.queue, t.priority, t.ready_at, t.version, t.executions, t.failures, t.crashes, t.flags, t.created_at, t.expires_at, t.tenant,
-  t.must_end, t.phase, t.lane, b.payload, b.retry, b.timeout, b.max_crashes, b.meta
+  t.must_end, t.phase, t.lane, b.payload, b.retry, b.timeout, b.max_crashes, b.meta, t.state
 FROM taskmill_task t INDEXED BY taskmill_task_lane JOIN taskmill_body b USING (seq)
 WHERE t.lane = ?1 AND t.lane > 0 AND t.state = 0 AND t.priority = ?2
   AND (t.ready_at, t.seq) > (?3, ?4)
@@ -15,7 +15,7 @@ ORDER BY t.ready_at, t.seq LIMIT ?5;
 
 -- name: ordered
 SELECT t.seq, t.id, t.type, t.queue, t.priority, t.ready_at, t.version, t.executions, t.failures, t.crashes, t.flags, t.created_at, t.expires_at, t.tenant,
-  t.must_end, t.phase, t.lane, b.payload, b.retry, b.timeout, b.max_crashes, b.meta
+  t.must_end, t.phase, t.lane, b.payload, b.retry, b.timeout, b.max_crashes, b.meta, t.state
 FROM taskmill_ordered o JOIN taskmill_task t USING (seq) JOIN taskmill_body b USING (seq) WHERE o.lane = ? ORDER BY o.seq LIMIT 1;
 
 -- name: start

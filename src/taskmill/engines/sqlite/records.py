@@ -23,7 +23,7 @@ from taskmill.engines.rows import (
     restored_meta,
 )
 from taskmill.engines.sqlite import edges, inspect
-from taskmill.engines.sqlite.sql import Database, load
+from taskmill.engines.sqlite.sql import Database, load, one_moment
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves
 from taskmill.errors import InvalidInput
@@ -40,11 +40,8 @@ def records(db: Database, ids: Sequence[str], now: int) -> tuple[Record | None, 
     """Read in one moment: a record never shows a task before a step with its edges after it."""
     if len(ids) > MOST_RECORDS:
         raise InvalidInput(f"{len(ids)} ids are too many", code="too_many_ids", field="ids", hint=f"at most {MOST_RECORDS} at once")
-    db.execute("BEGIN")
-    try:
+    with one_moment(db):
         return tuple(_record(db, task, now) if isinstance(task, Task) else None for task in inspect.get(db, ids, now))
-    finally:
-        db.execute("COMMIT")
 
 
 def _record(db: Database, task: Task, now: int) -> Record:
@@ -100,6 +97,8 @@ def _restore(step: Step, moves: Moves, record: Record, flags: int) -> tuple[int,
             "progress": None if task.progress is None else encode_progress(task.progress),
         },
     )  # fmt: skip
+    step.counting.came(step.counting.kind(task.queue, task.type, task.priority), state, seq, task.run_at)
+    step.counting.born(seq, task.created_at)
     if not ended:
         if task.order_key is not None:
             step.db.execute(queries.add_ordered, (lane, seq))

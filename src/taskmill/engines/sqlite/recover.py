@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from taskmill import codec
 from taskmill.clock import MINUTE, SECOND
 from taskmill.engine import Moved, Retention, Term
-from taskmill.engines.rows import CANCEL, CANCELLED, COMPLETED, DEAD, REJECTED, RUNNING, decode_meta, json_text
+from taskmill.engines.rows import CANCEL, CANCELLED, COMPLETED, DEAD, PENDING, REJECTED, RUNNING, decode_meta, json_text
 from taskmill.engines.sqlite import lanes
 from taskmill.engines.sqlite.finish import crash
 from taskmill.engines.sqlite.sql import load
@@ -22,6 +22,9 @@ from taskmill.task import DEFAULT_DEDUPE_WINDOW, STORED, ErrorInfo, NewTask, OnL
 __all__ = ["check_term", "give_back", "leave", "newest", "prune", "purge", "recover"]
 
 queries = load("recover.sql")
+
+PLAIN_SLICE = 2_000
+"""Delayed tasks of plain lines that one step of recovery settles."""
 
 
 def recover(step: Step, dead: Collection[str], n: int, back: int = 0) -> Moved:
@@ -42,6 +45,7 @@ def recover(step: Step, dead: Collection[str], n: int, back: int = 0) -> Moved:
     more = moves.settle()
     expired = _expire(step, n)
     more |= lanes.open_due(step)
+    lanes.settle_plain(step, PLAIN_SLICE)
     more |= fall_slice(step)
     more |= _move_types(step, n)
     more |= back > 0 and _pull_pending(step, back, n)
@@ -82,6 +86,8 @@ def _pull_pending(step: Step, back: int, n: int) -> bool:
         for (seq,) in step.db.execute(queries.pending_ahead, (-queue, priority, step.now, until, n)).fetchall()
     ]
     step.db.executemany(queries.pull, [(back, step.now, seq) for seq in found])
+    if found:
+        step.counting.set_back()
     step.woke |= bool(found)
     return bool(found)
 
@@ -94,10 +100,14 @@ def _move_types(step: Step, n: int) -> bool:
     type_name, after = found
     settings = step.settings.types.get(type_name)
     rows = step.db.execute(queries.plain_of_type, (type_name, after, n)).fetchall() if settings is not None else []
-    stirred = set()
-    for seq, lane, state, payload, tenant, text in rows:
+    stirred: set[int] = set()
+    for seq, lane, state, payload, tenant, text, queue, priority, ready_at in rows:
         if lane < 0 and state < RUNNING and settings is not None and not decode_meta(text).own:
             target = _move(step, NewTask(type=type_name, payload=payload, tenant=tenant), settings, (seq, lane, text))
+            if target and state != PENDING and ready_at <= step.now:
+                kind = step.counting.kind(queue, type_name, priority)
+                step.counting.left(kind, state, seq)
+                step.counting.came(kind, PENDING, seq, ready_at)
             if target > 0:
                 stirred.add(target)
     lanes.refresh(step, stirred)
@@ -113,7 +123,7 @@ def _move(step: Step, new: NewTask, settings: TypeSettings, row: tuple[int, int,
     try:
         resolved = resolve(new, settings, STORED)
     except TaskmillError:  # its payload has no such key: it stays in the plain line, as it was accepted
-        return lane
+        return 0
     reject = resolved.on_limit is OnLimit.REJECT
     target = step.lane_id(-lane, resolved.share, lanes.limits_of_lane(step, resolved.limits, reject=reject))
     step.db.execute(queries.move, (target, step.now, seq))
@@ -194,9 +204,9 @@ def purge(step: Step, seq: int, task: str, state: int, version: int, created_at:
         queries.drop_attempts,
         queries.drop_checkpoints,
         queries.drop_body,
-        queries.drop_task,
     ):
         step.db.execute(statement, (seq,))
+    step.counting.left(step.counting.kind(*step.db.execute(queries.drop_task, (seq,)).fetchone()), state, seq)
 
 
 def _forget(step: Step, n: int) -> int:

@@ -1,9 +1,9 @@
 -- name: held_by
-SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end
+SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end, priority
 FROM taskmill_task INDEXED BY taskmill_task_held WHERE worker = ? AND state = 3 LIMIT ?;
 
 -- name: held_up_to
-SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end
+SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end, priority
 FROM taskmill_task INDEXED BY taskmill_task_held WHERE worker = ? AND request <= ? AND state = 3;
 
 -- name: drop_worker
@@ -19,7 +19,7 @@ DELETE FROM taskmill_expiry WHERE at = ? AND seq = ?;
 INSERT INTO taskmill_expiry (at, seq) VALUES (?, ?) ON CONFLICT DO NOTHING;
 
 -- name: row
-SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end
+SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end, priority
 FROM taskmill_task WHERE seq = ?;
 
 -- name: first_moving
@@ -32,7 +32,7 @@ UPDATE taskmill_moving SET after = ? WHERE type = ?;
 DELETE FROM taskmill_moving WHERE type = ?;
 
 -- name: plain_of_type
-SELECT t.seq, t.lane, t.state, b.payload, t.tenant, b.meta FROM taskmill_task t INDEXED BY taskmill_task_type JOIN taskmill_body b USING (seq)
+SELECT t.seq, t.lane, t.state, b.payload, t.tenant, b.meta, t.queue, t.priority, t.ready_at FROM taskmill_task t INDEXED BY taskmill_task_type JOIN taskmill_body b USING (seq)
 WHERE t.type = ? AND t.seq > ? ORDER BY t.seq LIMIT ?;
 
 -- name: set_meta
@@ -86,7 +86,7 @@ DELETE FROM taskmill_checkpoint WHERE seq = ?;
 DELETE FROM taskmill_body WHERE seq = ?;
 
 -- name: drop_task
-DELETE FROM taskmill_task WHERE seq = ?;
+DELETE FROM taskmill_task WHERE seq = ? RETURNING queue, type, priority;
 
 -- name: forget_known
 DELETE FROM taskmill_known WHERE id IN (SELECT id FROM taskmill_known WHERE until <= ?1 LIMIT ?2) RETURNING 1;

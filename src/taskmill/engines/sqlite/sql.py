@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.resources import files
 from itertools import chain
 from typing import Any, Protocol
 
-__all__ = ["Database", "Queries", "insert", "load", "migrations"]
+__all__ = ["Database", "Queries", "insert", "load", "migrations", "one_moment"]
 
 _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 
@@ -68,6 +69,16 @@ def insert(db: Database, statement: str, rows: Sequence[Sequence[Any]]) -> None:
 def _wide(statement: str, many: int) -> str:
     head, values, row = statement.rpartition("VALUES ")
     return f"{head}{values}{', '.join([row] * many)}"
+
+
+@contextmanager
+def one_moment(db: Database) -> Iterator[None]:
+    """What is read inside belongs together: a task that moves meanwhile is seen where it was."""
+    db.execute("SAVEPOINT moment")
+    try:
+        yield
+    finally:
+        db.execute("RELEASE moment")
 
 
 def load(file: str) -> Queries:

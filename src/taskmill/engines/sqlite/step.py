@@ -12,6 +12,7 @@ import msgspec
 
 from taskmill.engines.rows import decode_names, json_text
 from taskmill.engines.settings import Settings
+from taskmill.engines.sqlite.counting import Counting
 from taskmill.engines.sqlite.sql import Database, insert, load
 from taskmill.events import Kind
 from taskmill.task import Rules
@@ -24,7 +25,7 @@ EPOCH = 1_577_836_800_000_000
 """2020, so that tokens stay below 2^53 and every language's JSON can hold them."""
 
 MOST_LEASES = 100_000
-"""Leases given by this process whose rows are remembered (seq, id, flags, lane by token), so that a finish need not look them up."""
+"""Leases given by this process whose rows are remembered (seq, id, flags, lane, kind by token), so that a finish need not look them up."""
 
 RING = 10_000
 """Events kept for listeners; one that falls further behind is told to read anew."""
@@ -48,6 +49,7 @@ class Step:
         self.db = connection
         self.settings = Settings((), rules)
         self.generation = -1
+        self.counting = Counting(connection)
         self.forget()
 
     def forget(self) -> None:
@@ -59,7 +61,8 @@ class Step:
         self.lanes: dict[int, Lane] = {}
         self.lane_ids: dict[tuple[int, int, tuple[str, ...], str, str], int] = {}
         self.counters: dict[str, int] = {}
-        self.leases: dict[int, tuple[int, str, int, int]] = {}
+        self.leases: dict[int, tuple[int, str, int, int, int]] = {}
+        self.counting.forget()
         self.generation = -1
 
     def forget_names(self) -> None:
@@ -78,6 +81,7 @@ class Step:
         if len(self.leases) > MOST_LEASES:
             self.leases.clear()
         self._events: list[tuple[str, str, int, int, str | None]] = []
+        self.counting.begin()
         row = self.db.execute(queries.store).fetchone()
         self.token: int = row[0]
         self.seq: int = row[1]
@@ -91,6 +95,7 @@ class Step:
 
     def end(self) -> None:
         """The last thing before the commit."""
+        self.counting.end()
         if (self.token, self.seq) != self._stored:
             self.db.execute(queries.set_store, (self.token, self.seq))
         if self.settings_changed:
@@ -99,12 +104,13 @@ class Step:
             insert(self.db, queries.add_event, self._events)
             self.db.execute(queries.cut_events, (RING,))
 
-    def mark(self) -> int:
+    def mark(self) -> tuple[int, tuple[int, int, int]]:
         """Where a part of this transaction began that may be taken back."""
-        return len(self._events)
+        return len(self._events), self.counting.mark()
 
-    def back_to(self, mark: int) -> None:
-        del self._events[mark:]
+    def back_to(self, mark: tuple[int, tuple[int, int, int]]) -> None:
+        del self._events[mark[0] :]
+        self.counting.back_to(mark[1])
         self.forget_names()
         self.settings = self.settings.again(self.db.execute(queries.settings))
 
@@ -119,8 +125,9 @@ class Step:
         self._events.append((kind.value, subject, version, self.now, text))
 
     @property
-    def has_events(self) -> bool:
-        return bool(self._events)
+    def events(self) -> int:
+        """How many this step has told."""
+        return len(self._events)
 
     def owe(self, kind: str, subject: str, data: dict[str, Any]) -> None:
         """An outbox entry, if somebody subscribed to its kind."""

@@ -6,6 +6,7 @@ and done again with every id looked up first.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -40,6 +41,7 @@ from taskmill.engines.rows import (
     json_text,
 )
 from taskmill.engines.sqlite import edges, lanes
+from taskmill.engines.sqlite.counting import BLOCK
 from taskmill.engines.sqlite.sql import insert, load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, Row
@@ -73,13 +75,14 @@ def submit(
     if reserved:
         return [_reserve(step, new, durability) for new in tasks]
     batch = _Batch(step, tasks, durability)
-    state = (step.seq, step.woke)
+    state, counted = (step.seq, step.woke), step.counting.mark()
     step.db.execute("SAVEPOINT batch")
     try:
         batch.store(look_first=_must_look(step, tasks))
     except apsw.ConstraintError:
         step.db.execute("ROLLBACK TO batch")
         step.forget_names()
+        step.counting.back_to(counted)
         step.seq, step.woke = state
         batch = _Batch(step, tasks, durability)
         batch.store(look_first=True)
@@ -239,7 +242,7 @@ class _Batch:
         if holder is None:
             draft.flags |= UNIQUE_STARTED if unique.until == "started" else UNIQUE_ENDED
             return False
-        seq, task, state, lane = holder
+        task, state = holder[1:3]
         if unique.on_conflict == "keep":
             self._answer(draft.place, Status.DUPLICATE, task)
             self.first_ids[new.id] = task
@@ -248,7 +251,7 @@ class _Batch:
                 draft.place, Status.CONFLICT, task, Conflict(f"task {task} holds the unique key and runs", field="unique", hint="wait until it has ended")
             )
         else:
-            self._replace(draft, seq, lane)
+            self._replace(draft, *holder)
             self._answer(draft.place, Status.REPLACED, task)
             self.first_ids[new.id] = task
         return True
@@ -263,10 +266,13 @@ class _Batch:
         self.first_ids[draft.resolved.new.id] = first
         return True
 
-    def _replace(self, draft: Draft, seq: int, lane: int) -> None:
+    def _replace(self, draft: Draft, seq: int, _: str, held: int, lane: int, queue: str, priority: int) -> None:
         """The holder takes the new one's payload, priority and time; it keeps its id, its line and its edges."""
         resolved, step = draft.resolved, self.step
         state, ready_at, run_at = self._time(resolved.new)
+        counting, type_name = step.counting, resolved.new.type
+        counting.left(counting.kind(queue, type_name, priority), held, seq)
+        counting.came(counting.kind(queue, type_name, resolved.priority), WAITING if held == WAITING else state, seq, ready_at)
         step.db.execute(queries.replace_task, (state, ready_at, resolved.priority, step.now, seq))
         step.db.execute(queries.replace_body, (resolved.new.payload, run_at, seq))
         step.woke = self.replaced = True
@@ -401,11 +407,12 @@ class _Batch:
 
     def _insert(self) -> None:
         step, now = self.step, self.step.now
-        tasks, bodies = [], []
+        tasks, bodies, kinds = [], [], []
         for draft in self.drafts:
             resolved = draft.resolved
             new = resolved.new
             finished = now if draft.state == DEAD else None
+            kinds.append((resolved.queue, new.type, resolved.priority, draft.state, draft.seq >> BLOCK))
             tasks.append(
                 (
                     draft.seq,
@@ -427,6 +434,7 @@ class _Batch:
             bodies.append((draft.seq, new.payload, encode_retry(resolved.retry), resolved.timeout, resolved.max_crashes, draft.run_at, encode_meta(resolved)))
         insert(step.db, queries.add_task, tasks)
         insert(step.db, queries.add_body, bodies)
+        self._count(kinds)
         for draft in self.drafts:
             new = draft.resolved.new
             if draft.error is None:
@@ -436,6 +444,12 @@ class _Batch:
             if step.listening:
                 code = None if draft.error is None else draft.error.code
                 step.event_saying(Kind.DEAD if code else Kind.SUBMITTED, new.id, 1, _said(new.type, draft.resolved.queue, new.tenant, code))
+
+    def _count(self, kinds: list[tuple[str, str, int, int, int]]) -> None:
+        counting, now = self.step.counting, self.step.now
+        for (queue, type_name, priority, state, block), n in Counter(kinds).items():
+            counting.came(counting.kind(queue, type_name, priority), state, block << BLOCK, now, n)
+            counting.born(block << BLOCK, now)
 
     def _add_parts(self, draft: Draft) -> None:
         """What few tasks have beside their two rows."""
@@ -485,10 +499,12 @@ def settle_waiter(step: Step, moves: Moves, seq: int) -> None:
     row = Row(*step.db.execute(queries.row, (seq,)).fetchone())
     if step.db.execute(queries.failed_edge, (seq, CANCELLED, DEAD)).fetchone():
         step.db.execute(queries.set_state, (WAITING, FAR, seq))
+        moves.count(row, WAITING)
         row.state = WAITING
         moves.cancel(row, ErrorInfo("edge_failed", "a task it waits for did not complete"), reason="edge_failed")
     elif row.open_edges or row.flags & SEALED:
         step.db.execute(queries.set_state, (WAITING, FAR, seq))
+        moves.count(row, WAITING)
         if row.lane > 0:
             moves.stirred.add(row.lane)
 

@@ -46,7 +46,7 @@ ON CONFLICT DO UPDATE SET id = excluded.id, hash = excluded.hash, until = exclud
 DELETE FROM taskmill_dedupe WHERE tenant = ? AND type = ? AND key = ? AND id = ?;
 
 -- name: holder
-SELECT t.seq, t.id, t.state, t.lane FROM taskmill_held h JOIN taskmill_task t USING (seq) WHERE h.tenant = ? AND h.type = ? AND h.key = ?;
+SELECT t.seq, t.id, t.state, t.lane, t.queue, t.priority FROM taskmill_held h JOIN taskmill_task t USING (seq) WHERE h.tenant = ? AND h.type = ? AND h.key = ?;
 
 -- name: hold
 INSERT INTO taskmill_held (tenant, type, key, seq) VALUES (?, ?, ?, ?);
@@ -71,12 +71,12 @@ SELECT 1 FROM taskmill_edge WHERE parent = ? AND outcome IN (?, ?) AND on_failur
 UPDATE taskmill_task SET state = ?, ready_at = ? WHERE seq = ?;
 
 -- name: row
-SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end
+SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end, priority
 FROM taskmill_task WHERE seq = ?;
 
 -- name: unseal
 UPDATE taskmill_task SET flags = flags & ~?1 WHERE id = ?2 AND flags & ?1
-RETURNING seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end;
+RETURNING seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end, priority;
 
 -- name: task
 SELECT 1 FROM taskmill_task WHERE id = ?;

@@ -71,6 +71,7 @@ class Row(msgspec.Struct):
     worker: str | None
     claimed_at: int | None
     must_end: str | None
+    priority: int
 
     def facts(self) -> dict[str, Any]:
         return facts(self.type, self.queue, self.tenant)
@@ -112,7 +113,7 @@ class Moves:
         ready_at = min(ready_at, self.step.now)  # its time has come once; if the clock was set back since, it is due all the same
         values = (state, ready_at, row.failures, row.crashes, row.executions if executions is None else executions, row.flags, must_end or row.must_end)
         self.step.db.execute(queries.set_ready, (*values, keep_lease, self.step.now, row.seq))
-        self._arrived(row, state, told)
+        self._arrived(row, state, told, ready_at)
 
     def later(self, row: Row, state: int, ready_at: int, *, error: ErrorInfo | None = None, started_after: int | None = None) -> None:
         """Scheduled or retrying, until `ready_at`; its lease ends with it and stays known, for the repeat of this step."""
@@ -177,6 +178,13 @@ class Moves:
         values = (row.seq, row.executions, row.worker, row.token, started_at or row.claimed_at, self.step.now, outcome, encode_error(error))
         self.step.db.execute(queries.add_attempt, values)
 
+    def count(self, row: Row, state: int, ready_at: int = 0) -> None:
+        """It leaves the state it has for another; `ready_at`, where that is pending."""
+        counting = self.step.counting
+        kind = counting.kind(row.queue, row.type, row.priority)
+        counting.left(kind, row.state, row.seq)
+        counting.came(kind, state, row.seq, ready_at)
+
     def begun(self, row: Row) -> None:
         """Its handler ran: a unique key that it held until then is free."""
         if row.flags & UNIQUE_STARTED:
@@ -221,7 +229,8 @@ class Moves:
             told |= {"attempt": row.executions, "duration": max(0, self.step.now - (row.claimed_at or self.step.now) - (started_after or 0))}
         return told
 
-    def _arrived(self, row: Row, state: int, told: dict[str, Any]) -> None:
+    def _arrived(self, row: Row, state: int, told: dict[str, Any], ready_at: int = 0) -> None:
+        self.count(row, state, ready_at)
         row.state = state
         row.version += 1
         if state < RUNNING:

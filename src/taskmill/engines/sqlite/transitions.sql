@@ -1,5 +1,5 @@
 -- name: row
-SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end
+SELECT seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end, priority
 FROM taskmill_task WHERE id = ?;
 
 -- name: set_ready
@@ -45,7 +45,7 @@ UPDATE taskmill_edge SET outcome = ? WHERE id = ?;
 
 -- name: lower_edges
 UPDATE taskmill_task SET open_edges = open_edges - ? WHERE seq = ?
-RETURNING seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end;
+RETURNING seq, id, type, queue, tenant, lane, state, ready_at, version, executions, failures, crashes, flags, open_edges, token, worker, claimed_at, must_end, priority;
 
 -- name: add_falling
 INSERT INTO taskmill_falling (seq, state) VALUES (?, ?) ON CONFLICT DO UPDATE SET state = excluded.state, after = 0;

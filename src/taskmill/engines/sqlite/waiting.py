@@ -130,7 +130,7 @@ def _register(step: Step) -> int:
         step.event(Kind.RESYNC, "", 0)
     last = step.db.execute(queries.last_event).fetchone()
     step.db.execute(queries.listen_until, (step.now + LISTEN,))
-    return int(max(last)) + step.mark()
+    return int(max(last)) + step.events
 
 
 _KINDS = {kind.value: kind for kind in Kind}

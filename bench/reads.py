@@ -45,7 +45,8 @@ SELECT n, printf('%08x-0000-7000-8000-%012x', n >> 32, n), 'type-' || (n % 7), C
   CASE WHEN n % 100 = 0 THEN 'acme' ELSE '' END, -1 - (n % 5 < 2) - (n % 5 = 1), s, n % 4, at + CASE WHEN s IN (1, 4) THEN 4000000000000000 ELSE 0 END,
   3, s > 4, at, at, CASE WHEN s > 4 THEN at + 1000 END
 FROM (SELECT n, :start + n * :step AS at,
-  CASE WHEN n > :tasks * 0.97 THEN 0 WHEN n % 1000 = 1 THEN 1 WHEN n % 10000 = 2 THEN 4 WHEN n % 200 = 3 THEN 6 WHEN n % 500 = 4 THEN 7 ELSE 5 END AS s FROM numbers)"""
+  CASE WHEN n > :tasks * 0.97 THEN 0
+    WHEN n % 1000 = 1 THEN 1 WHEN n % 10000 = 2 THEN 4 WHEN n % 200 = 3 THEN 6 WHEN n % 500 = 4 THEN 7 ELSE 5 END AS s FROM numbers)"""
 BODIES = f"""{NUMBERS} INSERT INTO taskmill_body (seq, payload, timeout, max_crashes, run_at)
 SELECT n, CAST('{{"number": ' || n || '}}' AS BLOB), 60000000, 3, 0 FROM numbers"""
 TAGS = "INSERT INTO taskmill_tag (name, value, seq) SELECT 'customer', 'c' || (seq / 50 % 10), seq FROM taskmill_task WHERE seq % 50 = 0"

@@ -49,6 +49,9 @@ SCANS = {
     "recover.queues": "as many rows as there are queues, when the clock was set back",
     "recover.idle_counters": "as many rows as there are limits in use, once in a round of retention",
     "recover.forget_taken": "answers of the last minutes, once in a round of retention",
+    "scoping.any_tenant": "ends with the first row",
+    "scoping.bodies": "tasks of tenants, once: when a store of an earlier version is opened",
+    "scoping.lanes": "tasks of tenants, once: when a store of an earlier version is opened",
     "step.store": "a table of one row",
     "step.set_store": "a table of one row",
     "step.raise_generation": "a table of one row",
@@ -58,6 +61,7 @@ SCANS = {
 SORTS = {
     "claim.held": "asked for again after its answer was lost: as many rows as one claim gave",
     "pick.foreign_lanes": "DISTINCT over at most 100 rows",
+    "scoping.lanes": "once, see above",
     "inspect.due_counts": "what came due since maintenance last settled it",
 }
 

@@ -54,7 +54,7 @@ from taskmill.engine import (
     WorkerInfo,
 )
 from taskmill.engines.outcomes import check_outcomes
-from taskmill.engines.sqlite import admin, claim, edges, finish, inspect, migrate, recover, settings, submit
+from taskmill.engines.sqlite import admin, claim, edges, finish, inspect, listing, migrate, recover, settings, submit
 from taskmill.engines.sqlite import records as whole
 from taskmill.engines.sqlite.check import check
 from taskmill.engines.sqlite.connection import WriteLock, check_path, connect, rights, translate
@@ -448,7 +448,7 @@ class SQLiteEngine:
 
     async def matching(self, which: Filter = EVERYTHING, *, after: str | None = None, n: int = 1_000) -> Matching:
         now = self.clock.now()
-        ids, cursor = await self._read(lambda db: inspect.matching(db, which, after, n, now))
+        ids, cursor = await self._read(lambda db: listing.matching(db, which, after, n, now))
         return Matching(tuple(ids), cursor)
 
     async def attempts(self, task: str) -> tuple[Attempt, ...]:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from taskmill.clock import SECOND, duration
+from taskmill.config import Settings
 from taskmill.operations.workers import COMMANDS
 from taskmill.server import crew
 from taskmill.server.rest import remote
+from taskmill.task import LONGEST_REMOTE_LEASE, SHORTEST_REMOTE_LEASE
 from tests.docs.test_docs import ROOT, code_words, table, text
 from tests.surfaces.remote.serving import Server, serving
 
@@ -82,10 +84,10 @@ def test_the_limits() -> None:
     most = {row[0]: row[1] for row in table(PAGE, "Limits")}
     assert duration(most["`wait` of a claim"]) == remote.LONGEST_WAIT
     assert int(most["`slots` of a claim"]) == crew.MOST_SLOTS
-    longest, shortest = re.findall(r"\d+[sh]", most["`lease`"])
-    assert (duration(longest), duration(shortest)) == (crew.LONGEST, crew.SHORTEST)
+    longest, shortest = re.findall(r"\d+[shd]", most["`lease`"])
+    assert (duration(longest), duration(shortest)) == (LONGEST_REMOTE_LEASE, SHORTEST_REMOTE_LEASE)
     assert int(most["`leases` of a beat"]) == crew.MOST_LEASES
     assert int(most["outcomes or entries in a message"]) == remote.MOST_OUTCOMES
     assert most["types, queues, entries of `info` of a join"] == f"{crew.MOST_TYPES}, {crew.MOST_QUEUES}, {crew.MOST_INFO}"
-    assert f"{crew.LEASE // SECOND}s if it is not said" in text(PAGE)
+    assert f"{Settings().remote_lease // SECOND}s if it is not said" in text(PAGE)
     assert remote.BEATS == 3

@@ -18,16 +18,15 @@ async def test_a_pause_waits_for_a_claim_that_waits_for_the_gate(stores: Stores)
     hand = await worker(engine)
     await submit_many(engine, 3, limits=("two",))
     order: list[str] = []
-    async with asyncio.timeout(SOON), asyncio.TaskGroup() as tasks:
-        async with db.transaction():
-            await db.execute(GATE)
-            claiming = tasks.create_task(engine.claim(hand.id, 1, ["default"], Room(5)))
-            claiming.add_done_callback(lambda _: order.append("claim"))
-            await waits_for_a_lock(db)
-            pausing = tasks.create_task(other.put("pause", "queue:default", b"{}"))
-            pausing.add_done_callback(lambda _: order.append("pause"))
-            await asyncio.wait({pausing}, timeout=0.2)
-            assert not pausing.done(), "the claim has read what is paused, and is not answered"
+    async with asyncio.timeout(SOON), asyncio.TaskGroup() as tasks, db.transaction():
+        await db.execute(GATE)
+        claiming = tasks.create_task(engine.claim(hand.id, 1, ["default"], Room(5)))
+        claiming.add_done_callback(lambda _: order.append("claim"))
+        await waits_for_a_lock(db)
+        pausing = tasks.create_task(other.put("pause", "queue:default", b"{}"))
+        pausing.add_done_callback(lambda _: order.append("pause"))
+        await asyncio.wait({pausing}, timeout=0.2)
+        assert not pausing.done(), "the claim has read what is paused, and is not answered"
     assert len(claiming.result().tasks) == 2
     assert order == ["claim", "pause"]
     assert (await engine.claim(hand.id, 2, ["default"], Room(5))).tasks == ()

@@ -29,7 +29,7 @@ class Metric(Struct, frozen=True):
 
 
 METRICS = (
-    Metric("taskqueue_tasks_submitted_total", "counter", ("type", "priority"), "Tasks that this process stored; priority `default`: the type decides it"),
+    Metric("taskqueue_tasks_submitted_total", "counter", ("type", "priority"), "Tasks that this process stored, by the priority that they have in the store"),
     Metric("taskqueue_tasks_completed_total", "counter", ("type", "status"), "Attempts that ended, by how: " + ", ".join(Ending)),
     Metric("taskqueue_task_retries_total", "counter", ("type",), "Attempts that failed and are tried again"),
     Metric("taskqueue_task_crashes_total", "counter", (), "Tasks whose process died under them, as reported by this supervisor"),

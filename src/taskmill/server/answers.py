@@ -13,7 +13,7 @@ from typing import Any, get_args
 import msgspec
 
 from taskmill.engine import Durability, Features, Finding, Status, WorkerInfo
-from taskmill.operations import ROLES, Limit, LimitInfo, QueueInfo, ScheduleInfo, Tally, TypeInfo
+from taskmill.operations import ROLES, Limit, LimitInfo, QueueInfo, QueueSettings, ScheduleInfo, Tally, TypeInfo
 from taskmill.server.access import Scope
 from taskmill.task import Attempt, EdgeResult, ErrorInfo, Priority, Progress, State, Task, TypeSettings, Unique
 from taskmill.views import DURATIONS, JSON, TIMES, TOKENS
@@ -74,7 +74,8 @@ def _of_the_store(schema_of: SchemaOf) -> dict[str, Schema]:
     limit = _record(schema_of, Limit)
     schedule = _record(schema_of, ScheduleInfo, schedule=_or_null(_ref("ScheduleBody")))
     return {
-        "Queue": _record(schema_of, QueueInfo, counts=counts),
+        "QueueSettings": _record(schema_of, QueueSettings, optional=QueueSettings.__struct_fields__, priorities=_or_null({**_list(_NUMBER), "maxItems": 4})),
+        "Queue": _record(schema_of, QueueInfo, counts=counts, settings=_ref("QueueSettings")),
         "Queues": _object({"queues": _list(_ref("Queue"))}),
         "TypeSettings": settings,
         "Type": _record(schema_of, TypeInfo, settings=_ref("TypeSettings")),

@@ -66,7 +66,7 @@ class QueueBody(Struct, frozen=True, forbid_unknown_fields=True):
 
     weights: dict[str, Weight] = {}
     """Turns of a share by its name: one of weight 3 has three turns while another has one."""
-    priorities: tuple[Weight, Weight, Weight, Weight] | None = None
+    priorities: Annotated[list[Weight], Meta(min_length=4, max_length=4)] | None = None
     """Turns of low, normal, high and critical tasks; left out: the highest priority always goes first."""
     fair: Share | None = None
     """What types of this queue take turns by where they do not say it themselves: `tenant`, or a field of the payload in braces."""
@@ -76,7 +76,8 @@ class QueueBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 async def put_queue_settings(call: Call[Nothing, QueueBody]) -> Answer:
     name, body = check_name(call.params["name"], "name"), call.body
-    wanted = QueueSettings(weights=body.weights, priorities=body.priorities, fair=body.fair, partitions=body.partitions)
+    priorities = None if body.priorities is None else (body.priorities[0], body.priorities[1], body.priorities[2], body.priorities[3])
+    wanted = QueueSettings(weights=body.weights, priorities=priorities, fair=body.fair, partitions=body.partitions)
     version = seen(call.headers, await _present(call.desk.operations, name)).version
     return _queue_answer(await held(call.desk.put_queue_settings(call.caller, name, wanted, version=version)))
 

@@ -42,7 +42,16 @@ def sent(new: NewTask) -> NewTask:
     return found
 
 
-@pytest.mark.parametrize("new", [NewTask(type="note"), FULL, NewTask(type="note", run_at=1_900_000_000_123_456, limits=("a", "b:c"))])
+@pytest.mark.parametrize(
+    "new",
+    [
+        NewTask(type="note"),
+        FULL,
+        NewTask(type="note", run_at=1_900_000_000_123_456, limits=("a", "b:c")),
+        NewTask(type="note", sealed=True),
+        NewTask(type="note", parent=Edge(new_id())),
+    ],
+)
 def test_a_server_reads_the_task_that_was_sent(new: NewTask) -> None:
     assert sent(new) == new
 
@@ -56,8 +65,6 @@ def test_durability_and_expiry_go_beside_it() -> None:
     ("new", "field"),
     [
         (NewTask(type="note", tenant="acme"), "tenant"),
-        (NewTask(type="note", sealed=True), "parent"),
-        (NewTask(type="note", parent=Edge(new_id())), "parent"),
         (NewTask(type="note", edges=(Edge(new_id()), Edge(new_id(), OnFailure.HOLD))), "edges"),
     ],
 )

@@ -89,7 +89,7 @@ async def test_a_task_goes_in_and_its_result_comes_out(place: Place) -> None:
         assert await result(place, at, await submit(place, at, "work", {"number": 1})) == 2
         async with place.session.get(f"{at}/metrics") as answer:
             text = await answer.text()
-        assert 'taskqueue_tasks_submitted_total{priority="default",type="work"} 1.0' in text
+        assert 'taskqueue_tasks_submitted_total{priority="normal",type="work"} 1.0' in text
         assert "taskqueue_active_workers 1.0" in text
         assert up.end() == 0
 

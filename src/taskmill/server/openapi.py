@@ -30,7 +30,7 @@ _HEADERS: dict[str, Schema] = {
     "Idempotency-Key": {"schema": {"type": "string", "minLength": 1, "maxLength": 256}, "description": "One task per key; the same as `idempotency_key`."},
     "If-Match": {"schema": {"type": "string"}, "description": "The ETag seen; refused with 412 when it is another by now."},
     "Last-Event-ID": {"schema": {"type": "string"}, "description": "The id of the last event that was heard, as browsers give it; it goes before `after`."},
-    "If-None-Match": {"schema": {"type": "string", "pattern": r"^\*$", "examples": ["*"]}, "description": "It must be new; refused with 412 when there is one."},
+    "If-None-Match": {"schema": {"type": "string", "pattern": r"^\*$", "examples": ["*"]}, "description": "It must be new; 412 when there is one."},
 }
 _OF_PATHS: dict[tuple[str, str], Any] = {("tasks", "id"): Id, ("keys", "id"): Key, ("workers", "id"): Key}
 """What a name in a path stands for; a name of ours where nothing is said."""

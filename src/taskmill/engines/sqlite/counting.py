@@ -7,7 +7,7 @@ few, because a step's tasks are neighbours. A part of a step that is taken back 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from taskmill.clock import MINUTE
 from taskmill.engines.rows import FAR, PENDING
@@ -75,6 +75,13 @@ class Counting:
             self._notes.append(((kind, was, block), -n))
             self._notes.append(((kind, state, block), n))
 
+    def moved_columns(self, kinds: Sequence[int], states: Sequence[int], seqs: Sequence[int], state: int) -> None:
+        """The same from columns. Nearly always they are of one kind, state and block, and that is seen without looking at each."""
+        if len(set(kinds)) == len(set(states)) == 1 and min(seqs) >> BLOCK == max(seqs) >> BLOCK:
+            self.moved({(kinds[0], states[0], seqs[0] >> BLOCK): len(seqs)}, state)
+        else:
+            self.moved(Counter(zip(kinds, states, [seq >> BLOCK for seq in seqs], strict=True)), state)
+
     def born(self, seq: int, created_at: int) -> None:
         self._born.append((seq >> BLOCK, created_at))
 
@@ -99,7 +106,7 @@ class Counting:
             ages[kind] = min(ready_at, ages.get(kind, FAR))
         rows = [(*key, n, self._age(ages, key)) for key, n in sums.items() if n or self._age(ages, key) < FAR]
         self._db.executemany(queries.count, rows)
-        self._db.executemany(queries.forget_block, [row[:3] for row in rows if row[3] < 0])
+        self._db.executemany(queries.forget_block, [row[:3] for row in rows if row[3] < 0 and row[2] != ALL])
 
     @staticmethod
     def _age(ages: Mapping[int, int], key: Moved) -> int:

@@ -113,13 +113,14 @@ def _finish_known(step: Step, moves: Moves, plain: Sequence[Outcome]) -> bool:
         if lease is None or lease[1] != outcome.task or lease[2] & ~CARELESS:
             return False
         rows.append((now, outcome.started_after, lease[0], outcome.token, outcome.worker, lease[2]))
-        counted.append((lease[4], RUNNING, lease[0] >> BLOCK))
+        counted.append(lease[4])
         if lease[2] or lease[3] > 0:
             touched.append(lease)
         if outcome.result is not None:
             results.append((lease[0], outcome.result))
     before = step.db.total_changes()
     step.db.execute("SAVEPOINT known")
+    seqs = list(map(itemgetter(2), rows))
     rows.sort(key=itemgetter(2))
     step.db.executemany(queries.complete_known, rows)
     complete = step.db.total_changes() - before == len(rows)
@@ -127,7 +128,7 @@ def _finish_known(step: Step, moves: Moves, plain: Sequence[Outcome]) -> bool:
         step.db.execute("ROLLBACK TO known")
     step.db.execute("RELEASE known")
     if complete:
-        step.counting.moved(Counter(counted), COMPLETED)
+        step.counting.moved_columns(counted, (RUNNING,) * len(counted), seqs, COMPLETED)
         for seq, _, flags, lane, _ in touched:
             moves.completed(seq, flags, lane)
         _keep_results(step, results)

@@ -21,7 +21,6 @@ import msgspec
 from taskmill.engine import Room
 from taskmill.engines.rows import CHECKPOINTS, PENDING, RUNNING, SIGNALS, decode_names, encode_names, facts
 from taskmill.engines.sqlite import lanes
-from taskmill.engines.sqlite.counting import BLOCK
 from taskmill.engines.sqlite.sql import load
 from taskmill.engines.sqlite.step import Step
 from taskmill.engines.sqlite.transitions import Moves, read_rows
@@ -49,7 +48,7 @@ EXPIRES_AT, TENANT, MUST_END, LANE, PAYLOAD, META, STATE = 12, 13, 14, 16, 17, 2
 
 
 _type, _flags, _expires_at, _payload, _meta = map(itemgetter, (TYPE, FLAGS, EXPIRES_AT, PAYLOAD, META))
-_kind = itemgetter(QUEUE, TYPE, PRIORITY)
+_kind, _state, _seq = itemgetter(QUEUE, TYPE, PRIORITY), itemgetter(STATE), itemgetter(SEQ)
 
 
 class Batch(msgspec.Struct):
@@ -207,8 +206,10 @@ class Picker:
         started = [(token, worker, request, now, row[SEQ]) for token, row in zip(tokens, rows, strict=True)]
         started.sort(key=_SEQ_LAST)  # in the order of the table, so that neighbours are written together
         step.db.executemany(queries.start, started)
-        kinds = [step.counting.kind(*key) for key in map(_kind, rows)]
-        step.counting.moved(Counter((kind, row[STATE], row[SEQ] >> BLOCK) for kind, row in zip(kinds, rows, strict=True)), RUNNING)
+        keys = list(map(_kind, rows))
+        numbers = {key: step.counting.kind(*key) for key in set(keys)}
+        kinds = [numbers[key] for key in keys]
+        step.counting.moved_columns(kinds, list(map(_state, rows)), list(map(_seq, rows)), RUNNING)
         leases = [(row[SEQ], row[ID], row[FLAGS], row[LANE], kind) for kind, row in zip(kinds, rows, strict=True)]
         step.leases.update(zip(tokens, leases, strict=True))
         self.taken.append(Batch(rows, tokens, now, 1))

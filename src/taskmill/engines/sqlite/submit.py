@@ -120,7 +120,7 @@ class _Batch:
         if look_first:
             for draft in self.drafts:
                 firsts.setdefault(draft.resolved.new.id, draft)
-        self.drafts = [draft for draft in self.drafts if self._is_new(draft, firsts)]
+        self.drafts = [draft for draft in self.drafts if (not firsts and _holds_nothing(draft.resolved)) or self._is_new(draft, firsts)]
         linked = any(draft.resolved.new.edges or draft.resolved.new.parent for draft in self.drafts)
         if linked:
             self._refuse_unknown_edges()
@@ -434,7 +434,7 @@ class _Batch:
             bodies.append((draft.seq, new.payload, encode_retry(resolved.retry), resolved.timeout, resolved.max_crashes, draft.run_at, encode_meta(resolved)))
         insert(step.db, queries.add_task, tasks)
         insert(step.db, queries.add_body, bodies)
-        self._count(kinds)
+        self._count_kinds(kinds)
         for draft in self.drafts:
             new = draft.resolved.new
             if draft.error is None:
@@ -445,7 +445,7 @@ class _Batch:
                 code = None if draft.error is None else draft.error.code
                 step.event_saying(Kind.DEAD if code else Kind.SUBMITTED, new.id, 1, _said(new.type, draft.resolved.queue, new.tenant, code))
 
-    def _count(self, kinds: list[tuple[str, str, int, int, int]]) -> None:
+    def _count_kinds(self, kinds: list[tuple[str, str, int, int, int]]) -> None:
         counting, now = self.step.counting, self.step.now
         for (queue, type_name, priority, state, block), n in Counter(kinds).items():
             counting.came(counting.kind(queue, type_name, priority), state, block << BLOCK, now, n)
@@ -487,6 +487,11 @@ class _Batch:
             edges.link(self.step, seq, those, children)
             if seq not in dead:
                 settle_waiter(self.step, self.moves, seq)
+
+
+def _holds_nothing(resolved: Resolved) -> bool:
+    """Neither keys nor limits: most tasks."""
+    return resolved.new.idempotency_key is None and resolved.unique is None and not resolved.limits
 
 
 @lru_cache(maxsize=256)

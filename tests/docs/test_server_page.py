@@ -20,7 +20,7 @@ from tools.write_docs import rest_page
 PAGE = ROOT / "docs" / "guides" / "server.md"
 REFERENCE = ROOT / "docs" / "api" / "rest.md"
 END = "--- end of a block ---"
-CHANGING = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b|\b(?:[0-9a-f]{12}|[0-9a-f]{16}|[0-9a-f]{64})\b|\d{4}-\d\d-\d\dT[\d:.]+Z")
+CHANGING = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b|\b(?:[0-9a-f]{12}|[0-9a-f]{16}|\w{64})\b|\d{4}-\d\d-\d\dT[\d:.]+Z")
 
 
 def sessions() -> list[tuple[str, str | None]]:

@@ -162,11 +162,18 @@ async def test_every_other_ending_touches_its_own_rows(store: Store, worker: Wor
 
 async def test_recovery_reads_the_leases_of_the_dead_and_what_has_expired(store: Store) -> None:
     """The others are not looked at. Of one worker all that it held: as much as it had slots."""
+    await recover.free_stuck(store)  # not again within a minute
     await store.pool.fetch("UPDATE taskmill.store SET mark_at = taskmill.moment(NULL), fair_since = 0")
     async with explaining(store.pool) as plans:
         assert (await recover.recover_lost(store, BATCH)).moved == 2 * BATCH
     judge(plans, 1_000 + 20 * BATCH, task={"task_held", "task_pkey", "task_due"}, body={"body_pkey", "body_seq"})
     assert plans.of("expiry") == {"expiry_pkey"}
+
+
+async def test_a_look_for_stuck_tasks_reads_a_slice_of_what_waits(store: Store) -> None:
+    async with explaining(store.pool) as plans:
+        assert await recover.free_stuck(store) == 0
+    judge(plans, 4 * recover.STUCK_SLICE, task={"task_waits", "task_pkey"}, edge={"edge_order"}, ended={"ended_pkey"})
 
 
 async def test_a_beat_reads_the_leases_of_its_worker(store: Store, worker: Worker) -> None:

@@ -23,7 +23,7 @@ from taskmill.engines.settings import check_item
 from taskmill.errors import StaleTerm, TaskmillError
 from taskmill.task import STORED, NewTask, Resolved, TypeSettings, check_key, check_name, check_settings, resolve
 
-__all__ = ["check_term", "heartbeat", "join", "lead", "leave", "prune", "recover_lost", "resign", "workers"]
+__all__ = ["check_term", "free_stuck", "heartbeat", "join", "lead", "leave", "prune", "recover_lost", "resign", "workers"]
 
 
 STUCK_SLICE = 5_000
@@ -107,13 +107,13 @@ async def recover_lost(store: Store, n: int) -> Moved:
     more = row["more"]
     if row["moving"]:
         more |= await _move_types(store, n)
-    freed = await _free_stuck(store)
+    freed = await free_stuck(store)
     if row["owes"] or row["moving"] or freed:
         more |= await store.settle()
     return Moved(row["moved"] + freed, more, tuple(row["lost"]))
 
 
-async def _free_stuck(store: Store) -> int:
+async def free_stuck(store: Store) -> int:
     """Waiting tasks that nothing would wake become ready: a slice of all that wait, at most once a minute in a process."""
     now = store.monotonic() or time.monotonic_ns() // 1_000
     if store.looked_at is not None and 0 <= now - store.looked_at < MINUTE:

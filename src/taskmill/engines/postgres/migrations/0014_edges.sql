@@ -4,6 +4,7 @@ ALTER TABLE late_edge ADD COLUMN absent boolean NOT NULL DEFAULT false;  -- its 
 CREATE INDEX late_edge_near ON late_edge (edge) WHERE NOT absent;
 CREATE INDEX late_edge_absent ON late_edge (edge) WHERE absent;
 CREATE INDEX task_waits ON task (id) WHERE state = 4;
+CREATE INDEX lowering_id ON lowering (id);
 
 -- Edges onto tasks that were there before them: such a task is told that somebody waits for it, and one that has ended lets its edge fall now.
 -- A task that somebody has locked is left: it may be ending. One that is not there is left until it comes.

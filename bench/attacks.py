@@ -246,7 +246,7 @@ async def _serve(folder: Path) -> None:
         await run(engine, Settings(audit_log="audit.jsonl"), sock, stop, base=folder, grpc=Grpc(0, must=True), began=began)
     beating.cancel()
     # What getrusage says begins with the memory of the process that started this one.
-    peak = int(Path("/proc/self/status").read_text(encoding="ascii").partition("VmHWM:")[2].split()[0]) / 1_024
+    peak = await asyncio.to_thread(_peak)
     sys.stdout.write(json.dumps({"loop_ms": 1_000 * longest[0], "process_ms": 1_000 * longest[1], "peak_mb": peak}) + "\n")
 
 
@@ -257,6 +257,11 @@ async def _tell(service: Any, scopes: tuple[str, ...], create_key: Any) -> None:
     port, grpc = (int(place.rpartition(":")[2]) for place in (service.place.http, service.place.grpc))
     sys.stdout.write(json.dumps({"port": port, "grpc": grpc, "keys": keys}) + "\n")
     sys.stdout.flush()
+
+
+def _peak() -> float:
+    """In MB."""
+    return int(Path("/proc/self/status").read_text(encoding="ascii").partition("VmHWM:")[2].split()[0]) / 1_024
 
 
 async def _beat(longest: list[float]) -> None:

@@ -129,6 +129,7 @@ async def _listed(engine: SQLiteEngine, which: Filter) -> str:
 async def _shown(name: str, target: int, rounds: int, ask: Callable[[], Awaitable[str]]) -> int:
     """The first, with nothing in memory of the process, and the worst of the rest."""
     used = []
+    answer = ""
     for _ in range(rounds):
         before = time.process_time()
         answer = await ask()
@@ -145,7 +146,7 @@ def fill(path: Path, tasks: int) -> int:
     db = apsw.Connection(str(path))
     try:
         db.execute("PRAGMA synchronous = OFF; PRAGMA cache_size = -262144; PRAGMA temp_store = MEMORY; PRAGMA wal_autocheckpoint = 100000").fetchall()
-        indexes = [db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (name,)).fetchone()[0] for name in DROP]
+        indexes = [str(sql) for name in DROP for (sql,) in db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (name,))]
         named = {"tasks": tasks, "start": START, "step": STEP}
         with db:
             for name in DROP:

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from taskmill.clock import SECOND, duration
 from taskmill.config import Settings
 from taskmill.operations.workers import COMMANDS
-from taskmill.server import crew
+from taskmill.server import crew, declarations
 from taskmill.server.rest import remote
 from taskmill.task import LONGEST_REMOTE_LEASE, SHORTEST_REMOTE_LEASE
 from tests.docs.test_docs import ROOT, code_words, table, text
@@ -88,6 +88,6 @@ def test_the_limits() -> None:
     assert (duration(longest), duration(shortest)) == (LONGEST_REMOTE_LEASE, SHORTEST_REMOTE_LEASE)
     assert int(most["`leases` of a beat"]) == crew.MOST_LEASES
     assert int(most["outcomes or entries in a message"]) == remote.MOST_OUTCOMES
-    assert most["types, queues, entries of `info` of a join"] == f"{crew.MOST_TYPES}, {crew.MOST_QUEUES}, {crew.MOST_INFO}"
+    assert most["types, queues, entries of `info` of a join"] == f"{declarations.MOST_TYPES}, {crew.MOST_QUEUES}, {crew.MOST_INFO}"
     assert f"{Settings().remote_lease // SECOND}s if it is not said" in text(PAGE)
     assert remote.BEATS == 3

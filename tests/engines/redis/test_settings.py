@@ -53,9 +53,9 @@ async def test_only_what_steps_obey_wakes_a_queue(engine: Engine, private_redis:
 async def test_a_join_of_many_types_is_one_change(engine: Engine, private_redis: RedisServer) -> None:
     await worker(engine)
     with private_redis.client() as client:
-        before = int(client.get(f"{P}generation") or 0)  # type: ignore[arg-type]
+        before = int(client.get(f"{P}generation") or 0)
         await engine.join(Joining(worker="many", queues=("default",), types={f"type-{n}": TypeSettings() for n in range(1_000)}))
-        assert int(client.get(f"{P}generation") or 0) == before + 1  # type: ignore[arg-type]
+        assert int(client.get(f"{P}generation") or 0) == before + 1
     assert len(await engine.items("type")) == 1_001
 
 

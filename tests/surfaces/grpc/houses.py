@@ -46,9 +46,9 @@ class House:
     def address(self) -> str:
         return f"127.0.0.1:{self.server.port}"
 
-    async def key(self, *scopes: str, tenant: str | None = None, **limits: int) -> str:
+    async def key(self, *scopes: str, tenant: str | None = None, rate: int | None = None, depth: int | None = None) -> str:
         """The token of a new key, which the server knows."""
-        token, _ = await create_key(self.engine, name="test", scopes=scopes, tenant=tenant, **limits)
+        token, _ = await create_key(self.engine, name="test", scopes=scopes, tenant=tenant, rate=rate, depth=depth)
         self.service.keys._read_at = None  # it looks at once instead of within two seconds
         return token
 

@@ -18,6 +18,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from enum import IntEnum, StrEnum
+from operator import attrgetter
 from random import Random
 from types import MappingProxyType
 
@@ -412,7 +413,8 @@ _DEFAULTS = TypeSettings()
 def _check(new: NewTask, payload_limit: int) -> None:
     """Refuse what no engine may store. The order is that of the record, so the first wrong field is the one named."""
     check_name(new.type, "type")
-    codec.sized(new.payload, limit=payload_limit)
+    if len(new.payload) > payload_limit:
+        codec.sized(new.payload, limit=payload_limit)
     check_id(new.id)
     if new.queue is not None:
         check_name(new.queue, "queue")
@@ -651,11 +653,14 @@ def check_settings(settings: TypeSettings, type_name: str) -> TypeSettings:
     return settings
 
 
+_edges = attrgetter("edges")
+
+
 def sequence_of(tasks: Sequence[NewTask]) -> Sequence[NewTask]:
     """A batch: bounded, so that one step of a store stays bounded."""
     if len(tasks) > MOST_BATCH:
         raise InvalidInput(f"{len(tasks)} tasks in one batch are too many", code="batch_too_large", field="tasks", hint=f"at most {MOST_BATCH}")
-    edges = sum(len(new.edges) for new in tasks)
+    edges = sum(map(len, map(_edges, tasks)))
     if edges > MOST_BATCH_EDGES:
         hint = f"at most {MOST_BATCH_EDGES} in all; submit fewer at once"
         raise InvalidInput(f"{edges} edges in one batch are too many", code="batch_too_large", field="edges", hint=hint)

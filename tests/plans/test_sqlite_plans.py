@@ -52,6 +52,7 @@ SCANS = {
     "scoping.any_tenant": "ends with the first row",
     "scoping.bodies": "tasks of tenants, once: when a store of an earlier version is opened",
     "scoping.lanes": "tasks of tenants, once: when a store of an earlier version is opened",
+    "listing.running_blocks": "as many as run now, from their index alone",
     "step.store": "a table of one row",
     "step.set_store": "a table of one row",
     "step.raise_generation": "a table of one row",
@@ -63,6 +64,7 @@ SORTS = {
     "pick.foreign_lanes": "DISTINCT over at most 100 rows",
     "scoping.lanes": "once, see above",
     "inspect.due_counts": "what came due since maintenance last settled it",
+    "listing.running_blocks": "as many as run now",
 }
 
 BY_NUMBER = "INTEGER PRIMARY KEY (rowid=?)"
@@ -216,6 +218,9 @@ def counted(stores: dict[str, apsw.Connection]) -> Iterator[apsw.Connection]:
     db.execute("INSERT INTO taskmill_kind (id, queue, type, priority) VALUES (1, 'letters', 'mail', 1)")
     for state in range(8):
         db.execute("INSERT INTO taskmill_count (kind, state, block, tasks, oldest) VALUES (1, ?1, -1, 1, 0), (1, ?1, 0, 1, 0)", (state,))
+    db.execute("DELETE FROM taskmill_count WHERE state = 3 AND block >= 0")
+    db.execute("""INSERT INTO taskmill_task (seq, id, type, queue, tenant, lane, state, priority, ready_at, created_at, updated_at, worker, request)
+        VALUES (1, 'running', 'mail', 'letters', '', -1, 3, 1, 0, 0, 0, 'worker', 1)""")
     db.execute("INSERT INTO taskmill_span (block, first, last) VALUES (0, 0, 9)")
     yield db
     db.execute("ROLLBACK TO counted")

@@ -1,4 +1,5 @@
 """Counts that every step keeps: how many tasks of a kind (queue, type, priority) are in which state, in all and in every block of 1,024 numbers.
+Of those that run only all are counted: they have an index of their own, and nearly every step moves some of them.
 
 A step notes what it moved, in memory. What came of it is written once, right before the commit, in as many rows as there are kinds, states and blocks in it:
 few, because a step's tasks are neighbours. A part of a step that is taken back takes its notes back with it.
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from taskmill.clock import MINUTE
-from taskmill.engines.rows import FAR, PENDING
+from taskmill.engines.rows import FAR, PENDING, RUNNING
 from taskmill.engines.sqlite.sql import Database, load
 
 __all__ = ["ALL", "BLOCK", "Counting"]
@@ -97,21 +98,20 @@ class Counting:
             self._write_spans(self._born)
 
     def _write(self, notes: Iterable[tuple[Moved, int]]) -> None:
-        sums: Counter[Moved] = Counter()
-        for (kind, state, block), n in notes:
-            sums[kind, state, block] += n
-            sums[kind, state, ALL] += n
-        ages: dict[int, int] = {}
+        sums: dict[Moved, int] = {}
+        for key, n in notes:
+            whole = (key[0], key[1], ALL)
+            sums[whole] = sums.get(whole, 0) + n
+            if key[1] != RUNNING:
+                sums[key] = sums.get(key, 0) + n
+        ages: dict[Moved, int] = {}
         for kind, ready_at in self._ages:
-            ages[kind] = min(ready_at, ages.get(kind, FAR))
-        rows = [(*key, n, self._age(ages, key)) for key, n in sums.items() if n or self._age(ages, key) < FAR]
-        self._db.executemany(queries.count, rows)
-        self._db.executemany(queries.forget_block, [row[:3] for row in rows if row[3] < 0 and row[2] != ALL])
-
-    @staticmethod
-    def _age(ages: Mapping[int, int], key: Moved) -> int:
-        kind, state, block = key
-        return ages.get(kind, FAR) if state == PENDING and block == ALL else FAR
+            ages[kind, PENDING, ALL] = min(ready_at, ages.get((kind, PENDING, ALL), FAR))
+        self._db.executemany(queries.count, [(*key, n, ages.get(key, FAR)) for key, n in sums.items() if n > 0 or (key[2] == ALL and (n or key in ages))])
+        if left := [(-n, *key) for key, n in sums.items() if n < 0 and key[2] != ALL]:
+            empty = [row[1:] for row in self._db.executemany(queries.count_left, left).fetchall() if row[0] == 0]
+            if empty:
+                self._db.executemany(queries.forget_block, empty)
 
     def _write_spans(self, born: Iterable[tuple[int, int]]) -> None:
         """With a minute in hand, so that a block is written once a minute and not with every submit."""

@@ -8,8 +8,11 @@ SELECT id FROM taskmill_kind WHERE queue = ? AND type = ? AND priority = ?;
 INSERT INTO taskmill_count (kind, state, block, tasks, oldest) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET tasks = tasks + excluded.tasks, oldest = CASE tasks WHEN 0 THEN excluded.oldest ELSE min(oldest, excluded.oldest) END;
 
+-- name: count_left
+UPDATE taskmill_count SET tasks = tasks - ? WHERE kind = ? AND state = ? AND block = ? RETURNING tasks, kind, state, block;
+
 -- name: forget_block
-DELETE FROM taskmill_count WHERE kind = ? AND state = ? AND block = ? AND tasks = 0;
+DELETE FROM taskmill_count WHERE kind = ? AND state = ? AND block = ?;
 
 -- name: span
 INSERT INTO taskmill_span (block, first, last) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET first = min(first, excluded.first), last = max(last, excluded.last)

@@ -158,8 +158,6 @@ def _apply(moves: Moves, row: Row | None, outcome: Outcome, instead: dict[str, S
         _record(moves, row, outcome)
         instead[row.id] = STATES[moves.cancel(row)]
         return None
-    if outcome.suspect or outcome.ending is Ending.CRASHED:
-        row.flags |= SUSPECT
     _APPLY[outcome.ending](moves, row, outcome)
     return None
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from taskmill.engine import Filter
-from taskmill.engines.rows import COMPLETED, NUMBERS, PENDING, RETRYING, SCHEDULED, WAITING
+from taskmill.engines.rows import COMPLETED, NUMBERS, PENDING, RETRYING, RUNNING, SCHEDULED, WAITING
 from taskmill.engines.sqlite.counting import BLOCK
 from taskmill.engines.sqlite.sql import Database, load, one_moment
 from taskmill.errors import InvalidInput
@@ -114,9 +114,14 @@ def _streams(db: Database, which: Filter, last: int, now: int) -> Iterator[Itera
         yield sorted({seq >> BLOCK for seq in due if seq >> BLOCK <= last}, reverse=True)
         if len(due) == MOST_DUE:
             states |= {SCHEDULED, RETRYING, WAITING}
-    for kind, queue, type_name, state in db.execute(queries.kinds).fetchall():
-        if state in states and (not which.queues or queue in which.queues) and (not which.types or type_name in which.types):
-            yield _blocks_of(db, kind, state, last)
+    matching = [
+        (kind, state)
+        for kind, queue, type_name, state in db.execute(queries.kinds).fetchall()
+        if state in states and (not which.queues or queue in which.queues) and (not which.types or type_name in which.types)
+    ]
+    yield from (_blocks_of(db, kind, state, last) for kind, state in matching if state != RUNNING)
+    if any(state == RUNNING for _, state in matching):
+        yield [block for (block,) in db.execute(queries.running_blocks, (last,))]
 
 
 def _blocks_of(db: Database, kind: int, state: int, last: int) -> Iterator[int]:

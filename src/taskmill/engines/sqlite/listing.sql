@@ -8,6 +8,9 @@ CROSS JOIN taskmill_count c ON c.kind = k.id AND c.state = s.value AND c.block =
 -- name: blocks
 SELECT block FROM taskmill_count WHERE kind = ? AND state = ? AND block < ? AND block >= 0 ORDER BY block DESC LIMIT ?;
 
+-- name: running_blocks
+SELECT DISTINCT seq >> 10 AS block FROM taskmill_task INDEXED BY taskmill_task_held WHERE state = 3 AND seq >> 10 <= ? ORDER BY block DESC;
+
 -- name: due
 SELECT seq FROM taskmill_task INDEXED BY taskmill_task_due
 WHERE (state > 0 AND state < 3 OR state = 4) AND (lane < 0 AND state < 3) IN (0, 1) AND ready_at <= ? LIMIT ?;

@@ -206,11 +206,10 @@ class Picker:
         started = [(token, worker, request, now, row[SEQ]) for token, row in zip(tokens, rows, strict=True)]
         started.sort(key=_SEQ_LAST)  # in the order of the table, so that neighbours are written together
         step.db.executemany(queries.start, started)
-        keys = list(map(_kind, rows))
-        numbers = {key: step.counting.kind(*key) for key in set(keys)}
-        kinds = [numbers[key] for key in keys]
+        numbers = {key: step.counting.kind(*key) for key in set(map(_kind, rows))}
+        kinds = [*numbers.values()] * len(rows) if len(numbers) == 1 else [numbers[_kind(row)] for row in rows]
         step.counting.moved_columns(kinds, list(map(_state, rows)), list(map(_seq, rows)), RUNNING)
-        leases = [(row[SEQ], row[ID], row[FLAGS], row[LANE], kind) for kind, row in zip(kinds, rows, strict=True)]
+        leases = [(row[SEQ], row[ID], row[FLAGS], row[LANE], kind) for row, kind in zip(rows, kinds, strict=True)]
         step.leases.update(zip(tokens, leases, strict=True))
         self.taken.append(Batch(rows, tokens, now, 1))
         if any(map(_flags, rows)):

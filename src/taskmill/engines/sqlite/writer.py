@@ -197,7 +197,7 @@ class Writer:
 
     def _transaction(self, jobs: list[Job[Any]]) -> None:
         session = self._session
-        synced = any(job.synced for job in jobs)
+        synced = jobs[0].synced if len(jobs) == 1 else any(job.synced for job in jobs)
         session.begin(synced=synced)
         try:
             if len(jobs) == 1:

@@ -24,8 +24,8 @@ def judged(outcome: Outcome, task: Task | None) -> Outcome:
     """An outcome as the task's record has it. Of a task that is not there, or a lease that is not current, the store itself says so."""
     if task is None:
         return outcome
-    if outcome.then:
-        outcome = replace(outcome, then=tuple(replace(new, tenant=task.tenant) for new in outcome.then))
+    if outcome.then:  # they belong to the tenant of this one, and stand under the limits of their types whatever a worker adds to them
+        outcome = replace(outcome, then=tuple(replace(new, tenant=task.tenant, more_limits=True) for new in outcome.then))
     if outcome.ending is not Ending.RETRY or (task.worker, task.token) != (outcome.worker, outcome.token):
         return outcome
     if task.state is State.DEAD:  # by this very outcome, whose answer was lost: it was decided already, and is not decided anew

@@ -105,17 +105,44 @@ async def test_a_key_is_used_once(engine: Engine, db: asyncpg.Connection) -> Non
     call = "SELECT taskmill.submit('work', $1::text::jsonb, idempotency_key => 'k')"
     first = await db.fetchval(call, "1")
     assert await db.fetchval(call, "1") == first
-    with pytest.raises(asyncpg.UniqueViolationError):
+    with pytest.raises(asyncpg.UniqueViolationError, match=str(first)):
         await db.fetchval(call, "2")
 
 
 @pytest.mark.parametrize(
-    "call", ["'Not A Name'", "'unknown'", "'work', priority => 4", "'work', delay => '1s', run_at => now()", "'work', tenant => E'a\\x1fb'"]
+    "call",
+    [
+        "'Not A Name'",
+        "'unknown'",
+        "'work', priority => 4",
+        "'work', delay => '1s', run_at => now()",
+        "'work', tenant => E'a\\x1fb'",
+        """'work', tags => '{"a": 1}'""",
+        """'work', tags => '{"": "x"}'""",
+        """'work', tags => '{"a": "\\u001f"}'""",
+        "'work', tags => '[]'",
+        "'work', tags => 'null'",
+    ],
 )
 async def test_what_no_task_can_have_is_refused(engine: Engine, db: asyncpg.Connection, call: str) -> None:
     await worker(engine)
     with pytest.raises(asyncpg.InvalidParameterValueError):
         await db.execute(f"SELECT taskmill.submit({call})")
+
+
+@pytest.mark.parametrize("user", ['"b\\u001f7"', "1.5", "true", '""', f'"{"x" * 257}"'])
+async def test_a_key_from_the_payload_is_a_key(engine: Engine, db: asyncpg.Connection, user: str) -> None:
+    await worker(engine)
+    await engine.put("type", "work", encode(TypeSettings(queue="default", ordered="{user}")))
+    with pytest.raises(asyncpg.InvalidParameterValueError):
+        await db.execute("SELECT taskmill.submit('work', $1::text::jsonb, tenant => 'a')", f'{{"user": {user}}}')
+
+
+async def test_what_a_field_says_is_not_a_field(engine: Engine, db: asyncpg.Connection) -> None:
+    await worker(engine)
+    await engine.put("type", "work", encode(TypeSettings(queue="default", ordered="{a}-{b}-{a}")))
+    task = await record(engine, str(await db.fetchval("""SELECT taskmill.submit('work', '{"a": "{b}", "b": -2}')""")))
+    assert task.order_key == "{b}--2-{b}"
 
 
 async def test_cancel_and_requeue(engine: Engine, db: asyncpg.Connection) -> None:

@@ -32,20 +32,29 @@ SELECT s.name, coalesce(s.setting #>> '{cron,expression}', s.setting ->> 'cron')
 FROM schedules s;
 COMMENT ON VIEW scheduled_jobs IS 'every schedule in force, by the names that other job registries use';
 
--- A setting of a type with fields of the payload in it: `per-user:{user_id}`.
+-- A setting of a type with fields of the payload in it: `per-user:{user_id}`. What it becomes is a key like any other: no sign in it that stands between a tenant and a key.
 CREATE FUNCTION from_payload(template text, p_payload jsonb, p_tenant text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
   field text;
   found text;
+  key text := '';
+  rest text := template;
 BEGIN
-  FOR field IN SELECT DISTINCT m[1] FROM regexp_matches(template, '\{([^{}]+)\}', 'g') m LOOP
-    found := CASE WHEN field = 'tenant' THEN p_tenant WHEN jsonb_typeof(p_payload) = 'object' AND jsonb_typeof(p_payload -> field) IN ('string', 'number') THEN p_payload ->> field END;
+  LOOP
+    field := substring(rest FROM '\{([^{}]+)\}');
+    EXIT WHEN field IS NULL;
+    found := CASE WHEN field = 'tenant' THEN p_tenant
+      WHEN jsonb_typeof(p_payload) = 'object' AND (jsonb_typeof(p_payload -> field) = 'string' OR jsonb_typeof(p_payload -> field) = 'number' AND p_payload ->> field ~ '^-?[0-9]+$') THEN p_payload ->> field END;
     IF coalesce(found, '') = '' THEN
       RAISE EXCEPTION 'the payload has no text or whole number %, which the settings of its type need', quote_literal(field) USING ERRCODE = 'invalid_parameter_value', HINT = 'add it to the payload';
     END IF;
-    template := replace(template, '{' || field || '}', found);
+    key := key || left(rest, strpos(rest, '{' || field || '}') - 1) || found;
+    rest := substr(rest, strpos(rest, '{' || field || '}') + length(field) + 2);
   END LOOP;
-  RETURN template;
+  key := key || rest;
+  PERFORM check_argument(key !~ '[[:cntrl:]]' AND length(key) BETWEEN 1 AND 256, 'payload', format('%s is filled from it, and a key has 1 to 256 printable characters', quote_literal(template)))
+    WHERE key <> template;
+  RETURN key;
 END $$;
 
 CREATE FUNCTION check_argument(p_right boolean, p_field text, p_hint text) RETURNS void LANGUAGE plpgsql AS $$
@@ -79,7 +88,10 @@ BEGIN
     check_argument(delay IS NULL OR run_at IS NULL, 'delay', 'give delay or run_at'),
     check_argument(tenant !~ '[[:cntrl:]]' AND length(tenant) <= 128, 'tenant', 'at most 128 printable characters'),
     check_argument(coalesce(idempotency_key, 'x') !~ '[[:cntrl:]]' AND length(coalesce(idempotency_key, 'x')) BETWEEN 1 AND 256, 'idempotency_key', '1 to 256 printable characters'),
-    check_argument(octet_length(payload::text) <= 262144, 'payload', 'at most 262144 bytes: store it elsewhere and submit a pointer');
+    check_argument(octet_length(payload::text) <= 262144, 'payload', 'at most 262144 bytes: store it elsewhere and submit a pointer'),
+    check_argument(tags IS NULL OR CASE WHEN jsonb_typeof(tags) = 'object' THEN (SELECT count(*) <= 100 AND coalesce(bool_and(t.key ~ '^[a-z0-9][a-z0-9_.-]{0,127}$'
+      AND jsonb_typeof(t.value) = 'string' AND t.value #>> '{}' !~ '[[:cntrl:]]' AND length(t.value #>> '{}') BETWEEN 1 AND 256), true) FROM jsonb_each(tags) t) END,
+      'tags', 'an object of at most 100 names, each with a text of 1 to 256 printable characters');
   lines := json_build_array(json_strip_nulls(json_build_object('type', type, 'queue', coalesce(queue, s ->> 'queue', 'default'), 'priority', coalesce(priority, (s ->> 'priority')::integer, 1),
     'timeout', coalesce((s ->> 'timeout')::bigint, 3600000000), 'max_crashes', coalesce((s ->> 'max_crashes')::integer, 3), 'retry', s ->> 'retry', 'tenant', tenant, 'share', share_name,
     'limits', to_json(limit_names), 'order_key', order_name, 'rejects', CASE WHEN s ->> 'on_limit' = 'reject' AND limit_names <> '{}' THEN true END)));
@@ -102,7 +114,8 @@ BEGIN
   IF v.status IN ('duplicate', 'replaced') AND (v.code IS DISTINCT FROM 'compare' OR v.message::jsonb = payload) THEN
     RETURN v.id::uuid;
   ELSIF v.status IS NOT NULL THEN
-    RAISE EXCEPTION 'the task was not stored: %', concat_ws(' ', v.status, v.code, v.message)
+    RAISE EXCEPTION 'the task was not stored: %', CASE WHEN v.code IN ('conflict', 'compare') THEN format('task %s has the same id or key and another payload', v.id)
+        ELSE concat_ws(' ', v.status, v.code, v.message) END
       USING ERRCODE = CASE v.status WHEN 'busy' THEN 'lock_not_available' WHEN 'refused' THEN 'invalid_parameter_value' ELSE 'unique_violation' END;
   END IF;
   PERFORM pg_notify(current_schema(), 'work');

@@ -98,8 +98,7 @@ QUEUES = [Case(f"queue {name!r}", task(queue=name), 422, "invalid_name", "queue"
 KINDS = [
     Case("queue number", task(queue=1), 422, "invalid_value", "queue"),
     *(Case(f"priority {value!r}", task(priority=value), 422, "invalid_value", "priority") for value in (-1, 10**9, "high ", 1.5, "HIGH", True, "", 2)),
-    *(Case(f"max_retries {value!r}", task(max_retries=value), 422, "out_of_range", "max_retries") for value in (-1, 2**31, 10_001)),
-    Case("max_retries 1,001", task(max_retries=1_001), 422, "invalid_retry", None),
+    *(Case(f"max_retries {value!r}", task(max_retries=value), 422, "out_of_range", "max_retries") for value in (-1, 2**31, 1_001)),
     Case("max_retries text", task(max_retries="3"), 422, "invalid_value", "max_retries"),
     Case("max_retries 1.5", task(max_retries=1.5), 422, "invalid_value", "max_retries"),
     *(Case(f"max_crashes {value!r}", task(max_crashes=value), 422, "out_of_range", "max_crashes") for value in (-1, 1_001)),

@@ -9,7 +9,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
-from taskmill.server.access import revoke_key
+from taskmill.engines import create
+from taskmill.errors import NotFound
+from taskmill.server.access import CLOSED, revoke_key
 from tests.surfaces.api import Api, served
 
 TASKS = "/api/v1/tasks"
@@ -82,6 +84,17 @@ async def test_one_credential(tmp_path: Path) -> None:
             assert refused.value.response.status_code == 401
         async with connect(url, subprotocols=offered[:2]):
             pass
+
+
+async def test_a_key_that_is_not_there_closes_nothing(tmp_path: Path) -> None:
+    engine = create(f"sqlite:///{tmp_path / 'store.db'}")
+    await engine.open()
+    try:
+        with pytest.raises(NotFound):
+            await revoke_key(engine, "nobody")
+        assert await engine.items(CLOSED) == ()
+    finally:
+        await engine.close()
 
 
 async def test_a_revoked_last_key_closes_for_ever(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_misspelt_field_is_told_the_right_one(server: Server) -> None:
 
 
 def test_bounds_are_told(server: Server) -> None:
-    assert "10000" in problem(server.post(task(max_retries=-1)), 422, "out_of_range")["hint"]
+    assert "0 to 1000" in problem(server.post(task(max_retries=-1)), 422, "out_of_range")["hint"]
 
 
 # Keys

@@ -301,6 +301,8 @@ async def list_keys(engine: Engine) -> list[Key]:
 
 async def revoke_key(engine: Engine, id: str) -> None:
     """Refused everywhere within five seconds, streams that are open included. From then on the store remembers that it wants keys."""
-    await engine.put(CLOSED, "keys", b"true")
-    if not await engine.drop("key", id):
+    known = any(item.name == id for item in await engine.items("key"))
+    if known:  # before the key goes, so that no server finds the store without a key and open
+        await engine.put(CLOSED, "keys", b"true")
+    if not known or not await engine.drop("key", id):
         raise NotFound(f"there is no key {id[:40]!r}", field="id", hint="`taskmill key list` shows them")

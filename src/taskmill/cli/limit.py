@@ -48,6 +48,7 @@ def list_(url: str | None, as_json: bool) -> None:
 def put(url: str | None, name: str, rate: str | None, cap: int | None, as_json: bool) -> None:
     """Make or change a limit; every claim from now on obeys it.
 
+    What no option names is not limited: a rate that was there before goes when only --cap is given.
     Over a limit that code declares it stands until it is dropped. Tasks stand under it by name ("gateway"), or each value by itself ("per-user:{user_id}").
     """
     wanted = msgspec.json.decode(limit_value(rate, cap, "--rate"), type=Limit)

@@ -222,7 +222,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Fal
     ] = 14 * DAY
 
     host: Annotated[str, Setting("text", "The address that the API listens on")] = "127.0.0.1"
-    port: Annotated[int, Setting("integer", "The port of REST, WebSocket and dashboard", minimum=1, maximum=65_535)] = 8080
+    port: Annotated[int, Setting("integer", "The port of REST, WebSocket and metrics", minimum=1, maximum=65_535)] = 8080
     grpc_port: Annotated[int, Setting("integer", "The port of gRPC", minimum=1, maximum=65_535)] = 9090
     audit_log: Annotated[
         str, Setting("text", "The file that every change made through the API is appended to; a relative path starts beside a store that is a file")
@@ -536,6 +536,19 @@ def _spread_url(given: dict[str, _Given], values: dict[str, object]) -> None:
     values["url"] = Secret(rest, mask_url(rest))
 
 
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[^\s/:@*?#]+)(:[0-9]{1,5})?/?", re.IGNORECASE)
+_HOST = re.compile(r"\[[0-9a-f:.]+\]|[^\s/:@*?#\[\]]+", re.IGNORECASE)
+
+
+def _check_list(text: str, form: re.Pattern[str], name: str, given: Mapping[str, _Given], wrong: str, hint: str) -> None:
+    """What no request could have would shut everybody out without a word."""
+    for each in filter(None, map(str.strip, text.split(","))):
+        if not form.fullmatch(each):
+            one = given.get(name)
+            place = f", in {one.place}" if one and one.place else ""
+            raise InvalidSettings(f"{each!r:.80} {wrong}{place}", code="invalid_value", field=one.field if one else name, hint=hint)
+
+
 def _check(settings: Settings, given: Mapping[str, _Given]) -> None:
     """What the settings must be to one another; the refusal is put to the one that somebody wrote."""
 
@@ -557,6 +570,25 @@ def _check(settings: Settings, given: Mapping[str, _Given]) -> None:
         "look more often",
     )
     need(settings.remote_lease >= settings.lease, "remote_lease", "lease", f"a remote lease of {remote} is shorter than a lease of {lease}", "at least lease")
+    _check_list(
+        settings.cors_origins,
+        _ORIGIN,
+        "cors_origins",
+        given,
+        "is no origin",
+        "write https://app.example.com, with its port where it has one and without a path",
+    )
+    _check_list(
+        settings.allowed_origins,
+        _ORIGIN,
+        "allowed_origins",
+        given,
+        "is no origin",
+        "write https://app.example.com, with its port where it has one and without a path",
+    )
+    _check_list(
+        settings.allowed_hosts, _HOST, "allowed_hosts", given, "is no name of a host", "write api.example.com or [2001:db8::1], without a scheme and a port"
+    )
     need(settings.port != settings.grpc_port, "grpc_port", "port", f"port and grpc_port are both {settings.port}", "give them different ports")
     need((settings.tls_cert is None) == (settings.tls_key is None), "tls_cert", "tls_key", "a certificate goes with its key", "set tls_cert and tls_key")
     need(settings.tls_client_ca is None or settings.tls_cert is not None, "tls_client_ca", "tls_cert", "mTLS needs TLS", "set tls_cert and tls_key too")

@@ -36,6 +36,7 @@ Case = Callable[[Path], Awaitable[None]]
 ROOT = Path(__file__).parents[2]
 CASES: dict[str, Case] = {}
 ELSEWHERE = {
+    "wait_for_store": "tests/surfaces/test_worker_waiting.py::test_it_is_told_to_end_while_it_waits",
     "start_timeout": "tests/surfaces/test_worker_starting.py::test_a_process_that_does_not_start_in_time_is_no_failure_of_the_task",
     "cors_origins": "tests/surfaces/test_access_hosts.py::test_pages_that_may_call",
     "allowed_hosts": "tests/surfaces/test_access_hosts.py::test_allowed_hosts",

@@ -258,6 +258,30 @@ def test_settings_that_contradict_each_other(tmp_path: Path, arguments: dict[str
     assert error.hint
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"cors_origins": "*"},
+        {"cors_origins": "app.example.com"},
+        {"cors_origins": "https://app.example.com, https://b.example.com/path"},
+        {"allowed_origins": "null"},
+        {"allowed_hosts": "http://api.example.com"},
+        {"allowed_hosts": "10.0.0.7:8080"},
+        {"allowed_hosts": "*.example.com"},
+    ],
+)
+def test_a_page_or_a_name_that_no_request_could_have(tmp_path: Path, arguments: dict[str, object]) -> None:
+    error = refusal(lambda: load(arguments, {}, folder=tmp_path))
+    assert (error.code, error.field) == ("invalid_value", *arguments)
+    assert error.hint
+
+
+def test_pages_and_names(tmp_path: Path) -> None:
+    pages, names = "https://App.example.com, http://localhost:5173 ,http://[::1]:8080/,", "api.example.com, 10.0.0.7,[2001:db8::1], localhost,"
+    settings = load({"cors_origins": pages, "allowed_hosts": names}, {}, folder=tmp_path).settings
+    assert (settings.cors_origins, settings.allowed_hosts) == (pages, names)
+
+
 def test_a_contradiction_names_the_place_of_what_was_written(tmp_path: Path) -> None:
     assert f"{FILE_NAME} line 1" in refusal(lambda: loaded(tmp_path, 'lease = "1s"')).message
     assert refusal(lambda: loaded(tmp_path, environ={"TASKMILL_LEASE": "1"})).field == "TASKMILL_LEASE"

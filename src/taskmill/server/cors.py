@@ -12,7 +12,10 @@ Headers = tuple[tuple[bytes, bytes], ...]
 _ALLOWED = "taskmill.origin"
 PREFLIGHT: Headers = (
     (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, PATCH, DELETE"),
-    (b"access-control-allow-headers", b"authorization, content-type, content-encoding, idempotency-key, if-match, last-event-id, traceparent, x-request-id"),
+    (
+        b"access-control-allow-headers",
+        b"authorization, content-type, content-encoding, idempotency-key, if-match, if-none-match, last-event-id, traceparent, x-request-id",
+    ),
     (b"access-control-max-age", b"600"),
 )
 """What a browser is told when it asks before it calls."""

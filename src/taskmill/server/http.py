@@ -72,7 +72,7 @@ class Http:
     ) -> None:
         self.service = service
         self.observed = observed
-        self._origins = _listed(service.settings.allowed_origins)
+        self._origins = frozenset(origin.rstrip("/") for origin in _listed(service.settings.allowed_origins))
         self._cors = frozenset(origin.lower().rstrip("/").encode() for origin in _listed(service.settings.cors_origins))
         self._hosts = frozenset(host.lower() for host in _listed(service.settings.allowed_hosts))
         self._any_host = trusted_hosts

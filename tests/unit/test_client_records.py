@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from taskmill import Retry
 from taskmill.client.problems import Problem, error_of, refusal
 from taskmill.client.records import Hidden, given_fields, task_body, task_of
+from taskmill.clock import SystemClock, rfc3339
 from taskmill.engine import Durability
 from taskmill.errors import (
     AnswerLost,
@@ -149,6 +150,14 @@ def test_when_to_come_again() -> None:
     error = refusal(429, msgspec.json.encode(problem_of(RateLimited("later"))), "3", "http://here")
     assert isinstance(error, RateLimited)
     assert error.retry_after == 3_000_000
+
+
+def test_when_to_come_again_in_a_batch() -> None:
+    problem = Problem(status=429, code="rate_limited", title="later", retry_at=rfc3339(SystemClock().now() + 60_000_000))
+    error = error_of(problem)
+    assert isinstance(error, RateLimited)
+    assert error.retry_after is not None
+    assert 50_000_000 < error.retry_after <= 60_000_000
 
 
 @pytest.mark.parametrize("data", [b"", b"<html>", b"[]", b"{}", b'{"code": 3}'])

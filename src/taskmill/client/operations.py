@@ -21,7 +21,7 @@ from taskmill.client.records import attempt_of, edge_of, given_fields, query_of,
 from taskmill.client.waiting import Waits
 from taskmill.engine import EVERYTHING, Durability, Filter, Page, Status, Submitted, Target
 from taskmill.errors import InvalidInput, ResultTimeout, StoreError
-from taskmill.operations import Tally, submitted
+from taskmill.operations import Tally, bulk, submitted
 from taskmill.task import Attempt, EdgeResult, NewTask, State, Task, check_id, new_id
 
 __all__ = ["RemoteOperations", "Sent"]
@@ -218,7 +218,7 @@ class RemoteOperations(Administration):
         elif not which:
             return Tally()
         else:
-            body["ids"] = [_unversioned(target) for target in which]
+            body["ids"] = [_unversioned(target) for target in bulk.targets(which)]
         found: _Tally = await self._post(f"{TASKS}:{verb}", body, _Tally)
         return Tally(matched=found.matched, done=found.done, requested=found.requested, refused=found.refused)
 

@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from taskmill.clock import SECOND, instant
+from taskmill.clock import SECOND, SystemClock, instant
 from taskmill.errors import (
     Conflict,
     Expired,
@@ -80,6 +80,7 @@ def error_of(problem: Problem) -> TaskmillError:
         error.state = problem.state
     if problem.retry_at is not None and isinstance(error, RateLimited):
         error.retry_at = instant(problem.retry_at, field="retry_at")
+        error.retry_after = max(error.retry_at - SystemClock().now(), 0)  # as far as the clocks agree; a header of the answer knows better
     return error
 
 

@@ -17,7 +17,7 @@ from taskmill.operations.model import Tally
 from taskmill.operations.tasks import matching
 from taskmill.task import LIVE, TERMINAL, State, Task
 
-__all__ = ["Tallying", "cancel", "delete", "narrowed", "requeue"]
+__all__ = ["Tallying", "cancel", "delete", "narrowed", "requeue", "targets"]
 
 BATCH = 500
 
@@ -42,10 +42,17 @@ async def delete(engine: Engine, which: Which, *, dry_run: bool, progress: Progr
     return await _many(engine, which, TERMINAL, lambda batch, after: engine.delete(batch, after=after, n=BATCH), dry_run, progress)
 
 
+def targets(which: Sequence[Target]) -> Sequence[Target]:
+    """Ids alone are refused: the letters of one would be taken for many."""
+    if not all(isinstance(each, Target) for each in which):
+        raise InvalidInput("it is neither a list of targets nor a filter", field="which", hint="write [Target(id)] or Filter(…), of taskmill.operations")
+    return which
+
+
 def narrowed(which: Which, done: str, states: frozenset[State], default: frozenset[State] | None = None) -> Which:
     """Of the states asked for, those in which a task can be `done` at all."""
     if not isinstance(which, Filter):
-        return which
+        return targets(which)
     left = which.states & states if which.states else default or states
     if not left:
         asked = ", ".join(sorted(which.states))

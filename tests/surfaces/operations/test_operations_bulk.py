@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,15 @@ async def one_of_each(engine: Engine) -> dict[State, str]:
 
 async def snapshot(engine: Engine) -> dict[str, tuple[State, int]]:
     return {task.id: (task.state, task.version) for task in await all_tasks(engine)}
+
+
+@pytest.mark.parametrize("which", [NOBODY, [NOBODY], (None,)])
+async def test_what_says_no_tasks_is_refused(operations: Operations, which: Any) -> None:
+    for verb in (operations.cancel, operations.requeue, operations.delete):
+        for dry_run in (False, True):
+            with pytest.raises(InvalidInput, match="Target") as refused:
+                await verb(which, dry_run=dry_run)
+            assert refused.value.field == "which"
 
 
 # Cancel

@@ -644,13 +644,22 @@ def check_settings(settings: TypeSettings, type_name: str) -> TypeSettings:
     check_range(settings.timeout, "timeout", SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
     check_range(settings.max_crashes, "max_crashes", 0, MOST_CRASHES)
     _check_limits(settings.limits)
+    for limit in settings.limits:
+        check_braces(limit, "limits")
     if settings.unique is not None:
         _check_unique(settings.unique)
+        check_braces(settings.unique.key, "unique.key")
     if settings.fair is not None:
-        check_key(settings.fair, "fair", length=SHARE_LENGTH)
+        check_braces(check_key(settings.fair, "fair", length=SHARE_LENGTH), "fair")
     if settings.ordered is not None:
-        check_key(settings.ordered, "ordered")
+        check_braces(check_key(settings.ordered, "ordered"), "ordered")
     return settings
+
+
+def check_braces(template: str, field: str) -> None:
+    """A brace that belongs to no field of the payload would stand in the key of every task: one for all, where one for each was meant."""
+    if not {"{", "}"}.isdisjoint(_FIELD.sub("", template)):
+        raise InvalidInput(f"{template!r:.80} has a brace without a field", field=field, hint="write {field} for a field of the payload")
 
 
 _edges = attrgetter("edges")

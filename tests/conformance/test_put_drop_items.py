@@ -223,6 +223,7 @@ async def test_a_command_reaches_its_worker(engine: Engine) -> None:
         ("type", "mail", b'{"quuue": "line"}'),
         ("queue", "line", b'{"weights": {"x": 0}}'),
         ("queue", "line", b'{"priorities": [1, 2]}'),
+        ("queue", "line", b'{"fair": "{"}'),
     ],
 )
 async def test_a_setting_that_cannot_be_obeyed_is_refused(engine: Engine, kind: str, name: str, value: bytes) -> None:

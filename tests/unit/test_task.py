@@ -543,6 +543,10 @@ BAD_SETTINGS: list[tuple[str, TypeSettings]] = [
     ("fair", TypeSettings(fair="a\nb")),
     ("ordered", TypeSettings(ordered="")),
     ("ordered", TypeSettings(ordered="\0")),
+    ("ordered", TypeSettings(ordered="{a")),
+    ("fair", TypeSettings(fair="{}")),
+    ("limits", TypeSettings(limits=("per-user:a}",))),
+    ("unique.key", TypeSettings(unique=Unique("{{a}}"))),
 ]
 
 

@@ -16,6 +16,7 @@ from taskmill.task import (
     Resolved,
     Rules,
     TypeSettings,
+    check_braces,
     check_key,
     check_name,
     check_range,
@@ -145,5 +146,5 @@ def _check_queue(settings: QueueSettings) -> None:
     for weight in settings.priorities or ():
         check_range(weight, "priorities", 1, 1_000)
     if settings.fair is not None:
-        check_key(settings.fair, "fair", length=SHARE_LENGTH)
+        check_braces(check_key(settings.fair, "fair", length=SHARE_LENGTH), "fair")
     check_range(settings.partitions, "partitions", 1, 64)

@@ -76,7 +76,7 @@ async def test_settings_that_the_store_has_are_left_alone(server: Server, caller
         ({"types": {"a": {"tiemout": "1s"}}}, "types[...].tiemout", "unknown_field"),
         ({"types": ["a"], "queues": ["A"]}, "queues", "invalid_name"),
         ({"types": ["a"], "lease": "1s"}, "lease", "out_of_range"),
-        ({"types": ["a"], "lease": "2h"}, "lease", "out_of_range"),
+        ({"types": ["a"], "lease": "2d"}, "lease", "out_of_range"),
         ({"types": ["a"], "info": {"host": "a\u0007b"}}, "info.host", "invalid_key"),
         ({"types": ["a"], "info": {f"k{n}": "v" for n in range(21)}}, "info", "out_of_range"),
         ({"queues": ["a"]}, "types", "required"),

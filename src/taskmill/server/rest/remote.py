@@ -74,7 +74,7 @@ class JoinBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     queues: list[Name] = []
     """Those of its types, unless it says otherwise."""
     lease: Duration | None = None
-    """How long it may be silent before what it holds is given to others: 2s to 1h, 30s unless it says otherwise."""
+    """How long it may be silent before what it holds is given to others: 2s to 1d, 30s unless it says otherwise."""
     info: dict[str, str] = {}
     """Shown to operators: its language, host, version."""
 

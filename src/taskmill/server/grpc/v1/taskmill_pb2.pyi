@@ -1700,7 +1700,7 @@ class JoinRequest(_message.Message):
 
     @_builtins.property
     def lease(self) -> _duration_pb2.Duration:
-        """How long it may be silent before its tasks run elsewhere, 2 s to 1 h; left out: 30 s."""
+        """How long it may be silent before its tasks run elsewhere, 2 s to 1 d; left out: the setting remote_lease (30 s)."""
 
     @_builtins.property
     def info(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:

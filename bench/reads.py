@@ -54,7 +54,8 @@ QUEUES = "INSERT INTO taskmill_queue (id, name) VALUES (1, 'default'), (2, 'lett
 KEPT = [
     "INSERT INTO taskmill_kind (queue, type, priority) SELECT DISTINCT queue, type, priority FROM taskmill_task",
     """INSERT INTO taskmill_count (kind, state, block, tasks, oldest)
-    SELECT k.id, t.state, t.seq >> 10, count(*), 0 FROM taskmill_task t JOIN taskmill_kind k USING (queue, type, priority) GROUP BY 1, 2, 3""",
+    SELECT k.id, CASE t.state WHEN 3 THEN 0 ELSE t.state END, t.seq >> 10, count(*), 0 FROM taskmill_task t JOIN taskmill_kind k USING (queue, type, priority)
+    GROUP BY 1, 2, 3""",
     "INSERT INTO taskmill_count (kind, state, block, tasks, oldest) SELECT kind, state, -1, sum(tasks), 0 FROM taskmill_count GROUP BY 1, 2",
     "INSERT INTO taskmill_span (block, first, last) SELECT seq >> 10, min(created_at), max(created_at) FROM taskmill_task GROUP BY 1",
     "UPDATE taskmill_store SET seq = (SELECT max(seq) FROM taskmill_task)",

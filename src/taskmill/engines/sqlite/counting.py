@@ -1,5 +1,5 @@
 """Counts that every step keeps: how many tasks of a kind (queue, type, priority) are in which state, in all and in every block of 1,024 numbers.
-Of those that run only all are counted: they have an index of their own, and nearly every step moves some of them.
+A running task is counted as pending: those that run have an index of their own and are few, so questions look them up, and a claim has nothing to write.
 
 A step notes what it moved, in memory. What came of it is written once, right before the commit, in as many rows as there are kinds, states and blocks in it:
 few, because a step's tasks are neighbours. A part of a step that is taken back takes its notes back with it.
@@ -25,6 +25,10 @@ ALL = -1
 
 Moved = tuple[int, int, int]
 """Kind, state, block."""
+
+
+def _kept(state: int) -> int:
+    return PENDING if state == RUNNING else state
 
 
 class Counting:
@@ -63,18 +67,18 @@ class Counting:
 
     def came(self, kind: int, state: int, seq: int, ready_at: int, n: int = 1) -> None:
         """A task (or n of a block, the oldest of them ready at that time) is in this state now."""
-        self._notes.append(((kind, state, seq >> BLOCK), n))
+        self._notes.append(((kind, _kept(state), seq >> BLOCK), n))
         if state == PENDING:
             self._ages.append((kind, ready_at))
 
     def left(self, kind: int, state: int, seq: int) -> None:
-        self._notes.append(((kind, state, seq >> BLOCK), -1))
+        self._notes.append(((kind, _kept(state), seq >> BLOCK), -1))
 
     def moved(self, before: Mapping[Moved, int], state: int) -> None:
         """Many at once, by the kind, state and block that they had; not to pending, for which ages count."""
         for (kind, was, block), n in before.items():
-            self._notes.append(((kind, was, block), -n))
-            self._notes.append(((kind, state, block), n))
+            self._notes.append(((kind, _kept(was), block), -n))
+            self._notes.append(((kind, _kept(state), block), n))
 
     def moved_columns(self, kinds: Sequence[int], states: Sequence[int], seqs: Sequence[int], state: int) -> None:
         """The same from columns. Nearly always they are of one kind, state and block, and that is seen without looking at each."""
@@ -102,8 +106,7 @@ class Counting:
         for key, n in notes:
             whole = (key[0], key[1], ALL)
             sums[whole] = sums.get(whole, 0) + n
-            if key[1] != RUNNING:
-                sums[key] = sums.get(key, 0) + n
+            sums[key] = sums.get(key, 0) + n
         ages: dict[Moved, int] = {}
         for kind, ready_at in self._ages:
             ages[kind, PENDING, ALL] = min(ready_at, ages.get((kind, PENDING, ALL), FAR))

@@ -160,13 +160,17 @@ def counts(db: Database, now: int) -> tuple[Count, ...]:
 
 
 def _counts(db: Database, now: int) -> tuple[Count, ...]:
-    """From what every step keeps. Tasks whose time has come since, and that no step has touched, are looked up: few, because maintenance settles them."""
+    """From what every step keeps. Looked up are the tasks that run, which are kept as pending, and those whose time has come since and that no step has
+    touched: few, because maintenance settles them."""
     types = {name for (text,) in db.execute(queries.worker_types) for name in decode_names(text)}
     tasks: Counter[tuple[str, str, int, State]] = Counter()
     oldest: dict[tuple[str, str, int], int] = {}
+    for queue, type_name, priority, running in db.execute(queries.running_counts):
+        tasks[queue, type_name, priority, State.RUNNING] = running
     for queue, type_name, priority, state, kept, bound in db.execute(queries.counts).fetchall():
-        tasks[queue, type_name, priority, STATES[state]] += kept
-        if state == PENDING:
+        number = kept - tasks[queue, type_name, priority, State.RUNNING] if state == PENDING else kept
+        tasks[queue, type_name, priority, STATES[state]] += number
+        if state == PENDING and number > 0:
             oldest[queue, type_name, priority] = _oldest(db, queue, type_name, priority, bound, now)
     for queue, type_name, priority, state, due, age in db.execute(queries.due_counts, (now,)):
         tasks[queue, type_name, priority, STATES[state]] -= due

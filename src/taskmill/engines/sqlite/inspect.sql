@@ -25,6 +25,9 @@ WHERE e.parent = (SELECT seq FROM taskmill_task WHERE id = ?) AND e.number > ? O
 SELECT k.queue, k.type, k.priority, s.value, c.tasks, c.oldest FROM taskmill_kind k CROSS JOIN json_each('[0,1,2,3,4,5,6,7]') s
 CROSS JOIN taskmill_count c ON c.kind = k.id AND c.state = s.value AND c.block = -1 WHERE c.tasks > 0;
 
+-- name: running_counts
+SELECT queue, type, priority, count(*) FROM taskmill_task INDEXED BY taskmill_task_held WHERE state = 3 GROUP BY 1, 2, 3;
+
 -- name: due_counts
 SELECT queue, type, priority, state, count(*), min(ready_at) FROM taskmill_task INDEXED BY taskmill_task_due
 WHERE (state > 0 AND state < 3 OR state = 4) AND (lane < 0 AND state < 3) IN (0, 1) AND ready_at <= ? GROUP BY 1, 2, 3, 4;

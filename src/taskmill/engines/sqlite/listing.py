@@ -114,13 +114,13 @@ def _streams(db: Database, which: Filter, last: int, now: int) -> Iterator[Itera
         yield sorted({seq >> BLOCK for seq in due if seq >> BLOCK <= last}, reverse=True)
         if len(due) == MOST_DUE:
             states |= {SCHEDULED, RETRYING, WAITING}
-    matching = [
+    kinds = [
         (kind, state)
         for kind, queue, type_name, state in db.execute(queries.kinds).fetchall()
-        if state in states and (not which.queues or queue in which.queues) and (not which.types or type_name in which.types)
+        if (not which.queues or queue in which.queues) and (not which.types or type_name in which.types)
     ]
-    yield from (_blocks_of(db, kind, state, last) for kind, state in matching if state != RUNNING)
-    if any(state == RUNNING for _, state in matching):
+    yield from (_blocks_of(db, kind, state, last) for kind, state in kinds if state in states)
+    if RUNNING in states and any(state == PENDING for _, state in kinds):  # where the counts have those that run
         yield [block for (block,) in db.execute(queries.running_blocks, (last,))]
 
 

@@ -208,7 +208,8 @@ class Picker:
         step.db.executemany(queries.start, started)
         numbers = {key: step.counting.kind(*key) for key in set(map(_kind, rows))}
         kinds = [*numbers.values()] * len(rows) if len(numbers) == 1 else [numbers[_kind(row)] for row in rows]
-        step.counting.moved_columns(kinds, list(map(_state, rows)), list(map(_seq, rows)), RUNNING)
+        if any(map(_state, rows)):  # some came due; of pending ones a claim changes no count
+            step.counting.moved_columns(kinds, list(map(_state, rows)), list(map(_seq, rows)), RUNNING)
         leases = [(row[SEQ], row[ID], row[FLAGS], row[LANE], kind) for row, kind in zip(rows, kinds, strict=True)]
         step.leases.update(zip(tokens, leases, strict=True))
         self.taken.append(Batch(rows, tokens, now, 1))

@@ -10,8 +10,8 @@ CREATE TABLE taskmill_kind (                -- queue, type and priority of tasks
 
 CREATE TABLE taskmill_count (
   kind   INTEGER NOT NULL,
-  state  INTEGER NOT NULL,
-  block  INTEGER NOT NULL,                  -- tasks by their number, 1,024 to a block; -1: all of them, and of running ones only that
+  state  INTEGER NOT NULL,                  -- of a running task: pending
+  block  INTEGER NOT NULL,                  -- tasks by their number, 1,024 to a block; -1: all of them
   tasks  INTEGER NOT NULL,
   oldest INTEGER NOT NULL,                  -- of all that are pending: none is older
   PRIMARY KEY (kind, state, block)
@@ -25,9 +25,8 @@ CREATE TABLE taskmill_span (                -- between which times the tasks of 
 
 INSERT INTO taskmill_kind (queue, type, priority) SELECT DISTINCT queue, type, priority FROM taskmill_task;
 INSERT INTO taskmill_count (kind, state, block, tasks, oldest)
-SELECT k.id, t.state, t.seq >> 10, count(*), 0 FROM taskmill_task t JOIN taskmill_kind k USING (queue, type, priority) GROUP BY 1, 2, 3;
+SELECT k.id, CASE t.state WHEN 3 THEN 0 ELSE t.state END, t.seq >> 10, count(*), 0 FROM taskmill_task t JOIN taskmill_kind k USING (queue, type, priority) GROUP BY 1, 2, 3;
 INSERT INTO taskmill_count (kind, state, block, tasks, oldest) SELECT kind, state, -1, sum(tasks), 0 FROM taskmill_count GROUP BY 1, 2;
-DELETE FROM taskmill_count WHERE state = 3 AND block >= 0;
 INSERT INTO taskmill_span (block, first, last) SELECT seq >> 10, min(created_at), max(created_at) FROM taskmill_task GROUP BY 1;
 
 -- Tasks for which a time is set, those of plain lines apart: a claim opens the others, and reads its plain line by itself.

@@ -132,7 +132,9 @@ def _execute(url: str, statement: str) -> None:
 
 
 def _connected(url: str) -> psycopg.Connection[tuple[str, ...]]:
-    return psycopg.connect(url, autocommit=True, options="-c search_path=taskmill -c maintenance_work_mem=256MB -c max_parallel_maintenance_workers=0")
+    """Without statistics a join of large tables could be taken for one of small ones, and end never."""
+    settings = {"search_path": "taskmill", "maintenance_work_mem": "256MB", "max_parallel_maintenance_workers": "0", "enable_nestloop": "off"}
+    return psycopg.connect(url, autocommit=True, options=" ".join(f"-c {name}={value}" for name, value in settings.items()))
 
 
 NO_STATISTICS = "DELETE FROM pg_statistic WHERE starelid IN (SELECT oid FROM pg_class WHERE relnamespace = 'taskmill'::regnamespace{of_these})"

@@ -83,7 +83,8 @@ def test_records_are_described_as_they_are_shown() -> None:
     assert {"type": "null"} in task["properties"]["finished_at"]["anyOf"]
     assert task["properties"]["timeout"]["type"] == "string"
     assert task["properties"]["priority"]["enum"] == ["low", "normal", "high", "critical"]
-    attempt = SCHEMAS["Attempts"]["properties"]["attempts"]["items"]
+    assert SCHEMAS["Attempts"]["properties"]["attempts"]["items"] == {"$ref": "#/components/schemas/Attempt"}
+    attempt = SCHEMAS["Attempt"]
     assert list(attempt["properties"]) == list(Attempt.__struct_fields__)
     assert set(SCHEMAS["Queue"]["properties"]["counts"]["required"]) == set(State)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import click
 
 from taskmill.cli.groups import NounGroup
@@ -33,8 +35,14 @@ def upgrade(url: str | None, contract: bool) -> None:
     and the next upgrade goes on from there. Two upgrades at once take turns.
     """
     store = place(url).schema()
-    applied = store.upgrade(lambda title: click.echo(f"applied {title}"), contract=contract)
+    applied = store.upgrade(_tell, contract=contract)
     click.echo(f"{store}: {_migrations(applied)} applied" if applied else f"{store}: up to date")
+
+
+def _tell(title: str) -> None:
+    """A reader that went away does not stop an upgrade half-way."""
+    with contextlib.suppress(BrokenPipeError):
+        click.echo(f"applied {title}")
 
 
 @example("taskmill db plan", "taskmill db plan --json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta, Struct
 
 from taskmill.errors import NotFound
@@ -78,15 +79,23 @@ async def put_queue_settings(call: Call[Nothing, QueueBody]) -> Answer:
     name, body = check_name(call.params["name"], "name"), call.body
     priorities = None if body.priorities is None else (body.priorities[0], body.priorities[1], body.priorities[2], body.priorities[3])
     wanted = QueueSettings(weights=body.weights, priorities=priorities, fair=body.fair, partitions=body.partitions)
-    version = seen(call.headers, await _present(call.desk.operations, name)).version
-    return _queue_answer(await held(call.desk.put_queue_settings(call.caller, name, wanted, version=version)))
+
+    async def act(operations: Operations) -> Answer:
+        version = seen(call.headers, await _present(operations, name)).version
+        return _queue_answer(await held(operations.put_queue_settings(name, wanted, version=version)))
+
+    return await call.desk.administer(call.caller, "queue.settings", name, act, settings=msgspec.json.encode(wanted).decode())
 
 
 async def drop_queue_settings(call: Call[Nothing, None]) -> Answer:
     name = check_name(call.params["name"], "name")
-    version = seen_version(call.headers, await _present(call.desk.operations, name))
-    await held(call.desk.drop_queue_settings(call.caller, name, version=version))
-    return Answer(None)
+
+    async def act(operations: Operations) -> Answer:
+        version = seen_version(call.headers, await _present(operations, name))
+        await held(operations.drop_queue_settings(name, version=version))
+        return Answer(None)
+
+    return await call.desk.administer(call.caller, "queue.defaults", name, act)
 
 
 async def _present(operations: Operations, name: str) -> QueueInfo | None:

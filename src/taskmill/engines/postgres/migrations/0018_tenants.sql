@@ -68,4 +68,4 @@ BEGIN
   RETURN moved;
 END $$;
 
-SELECT scope_lanes();
+DO $$ BEGIN PERFORM scope_lanes(); END $$;

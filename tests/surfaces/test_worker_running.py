@@ -292,11 +292,9 @@ async def test_the_second_signal_does_not_wait(place: Place) -> None:
         assert (task.state, task.crashes) == ("pending", 0)
 
 
-@pytest.mark.parametrize("role", ["worker", "up"])
-async def test_signals_without_end_do_not_end_it_in_another_way(place: Place, role: str) -> None:
+async def test_signals_without_end_do_not_end_it_in_another_way(place: Place) -> None:
     """Up to its last instant, when it no longer hears them."""
-    options = ("--no-api",) if role == "up" else ()
-    with program(role, "app.py", *options, folder=place.folder) as worker:
+    with program("worker", "app.py", folder=place.folder) as worker:
         await place.client.joined()
         while worker.process.poll() is None:
             worker.process.send_signal(signal.SIGTERM)
